@@ -85,9 +85,10 @@ func (n *namedSecrets) follow(ctx context.Context, tables *catalog.Catalog) erro
 		}
 		for key := range wanted {
 			if stops[key] == nil {
-				one, stop := context.WithCancel(ctx)
-				stops[key] = stop
-				running.Go(func() { n.followOne(one, key) })
+				one, cancel := context.WithCancel(ctx)
+				ended := make(chan struct{})
+				stops[key] = func() { cancel(); <-ended } // it forgets the Secret at its end, which the next one may have read
+				running.Go(func() { defer close(ended); n.followOne(one, key) })
 			}
 		}
 	}

@@ -103,5 +103,9 @@ func TestNamedSecrets(t *testing.T) {
 		if value, problem := get(); !strings.Contains(problem, "not found") {
 			t.Errorf("when it is not named any more: %q, %s", value, problem)
 		}
+		put(objects, service)
+		if value, problem := get(); value != "two" {
+			t.Errorf("when it is named again: %q, %s", value, problem)
+		}
 	})
 }
