@@ -109,6 +109,9 @@ func anyAddress(port uint16, ipv6 bool) *core.Address {
 	return a
 }
 
+// servicesChain is the filter chain of connections to virtual addresses.
+const servicesChain = "services"
+
 // outVirtual takes redirected connections. Those to a learned address go to its listener; those to other
 // addresses of Services and workloads to a cluster that is asked for; all others to rest. Where that is
 // not Passthrough, workloads without a proxy are not reached by their addresses.
@@ -125,7 +128,7 @@ func outVirtual(services, workloads []netip.Prefix, rest string, ipv6 bool) *lis
 	for _, c := range []struct {
 		name, prefix string
 		ranges       []netip.Prefix
-	}{{"services", vipPrefix, services}, {"workloads", byAddress, workloads}} {
+	}{{servicesChain, vipPrefix, services}, {"workloads", byAddress, workloads}} {
 		if len(c.ranges) > 0 {
 			l.FilterChains = append(l.FilterChains, lookedUp(c.name, c.prefix, c.ranges))
 		}

@@ -115,3 +115,19 @@ func reached(t *testing.T, c *cluster.Cluster) string {
 	}
 	return strings.Join(out, " ")
 }
+
+// TestMatchedInOwnRanges: a match of an address in the range of Services has no effect, as the mesh knows
+// it; one in the range of workloads has.
+func TestMatchedInOwnRanges(t *testing.T) {
+	l := outVirtual([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Blackhole, false)
+	letThrough(l, destinationsOf([]meshv1alpha1.PassthroughMatch{
+		{Type: meshv1alpha1.PassthroughIP, Value: "10.96.0.9"}, {Type: "CIDR", Value: "10.1.7.0/24"}, {Type: "CIDR", Value: "10.1.0.0/16"},
+	}))
+	var got []string
+	for _, c := range l.FilterChains {
+		got = append(got, c.Name)
+	}
+	if want := []string{"services", "workloads", "passthrough 0 10.1.7.0/24"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -15,7 +15,6 @@ import (
 	originaldst "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	inspector "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -117,7 +116,8 @@ func letThrough(l *listener.Listener, all []destination) {
 	inspect(l, all)
 }
 
-// known reports whether a range is one of the mesh's own, for which there is a chain.
+// known reports whether a range is in one of the mesh's own, for which there is a chain: a chain for a part
+// of it would go before. Of the addresses of workloads a part may be outside the mesh.
 func known(services []*listener.FilterChain, within netip.Prefix) bool {
 	if !within.IsValid() {
 		return false
@@ -125,7 +125,8 @@ func known(services []*listener.FilterChain, within netip.Prefix) bool {
 	return slices.ContainsFunc(services, func(s *listener.FilterChain) bool {
 		return slices.ContainsFunc(s.FilterChainMatch.PrefixRanges, func(r *core.CidrRange) bool {
 			a, err := netip.ParseAddr(r.AddressPrefix)
-			return err == nil && netip.PrefixFrom(a, int(r.PrefixLen.GetValue())) == within
+			of := netip.PrefixFrom(a, int(r.PrefixLen.GetValue()))
+			return err == nil && (of == within || s.Name == servicesChain && of.Bits() <= within.Bits() && of.Contains(within.Addr()))
 		})
 	})
 }
@@ -226,14 +227,7 @@ func httpThrough(hosts []string) *listener.Filter {
 // passthroughHTTP is the cluster of requests that are let through.
 func passthroughHTTP() *cluster.Cluster {
 	c := originalCluster(PassthroughHTTP, netip.Addr{})
-	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": packed(&httpv3.HttpProtocolOptions{
-		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(idleTimeout)},
-		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
-			UseDownstreamProtocolConfig: &httpv3.HttpProtocolOptions_UseDownstreamHttpConfig{
-				HttpProtocolOptions: &core.Http1ProtocolOptions{}, Http2ProtocolOptions: &core.Http2ProtocolOptions{},
-			},
-		},
-	})}
+	c.TypedExtensionProtocolOptions = clientsOptions()
 	return c
 }
 
