@@ -1,6 +1,10 @@
 package scavenge
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+	"time"
+)
 
 func TestReclaimable(t *testing.T) {
 	const mib = 1 << 20
@@ -16,8 +20,13 @@ func TestReclaimable(t *testing.T) {
 		"dead objects":               {func(s *state) { s.objects = 160 * mib }, large, true},
 		"the burst goes on":          {func(s *state) { s.free = 500 * mib; s.allocated += 200 * mib }, large, false},
 		"live is older than objects": {func(s *state) { s.objects = 90 * mib }, large, false},
-		"little for a large process": {func(s *state) { s.free = 20 * mib }, large, false},
-		"enough for a small process": {func(s *state) { s.free = 20 * mib }, small, true},
+		"little for a large process": {func(s *state) { s.free, s.allocated = 20*mib, s.allocated+8*mib }, large, false},
+		"enough for a small process": {func(s *state) { s.free, s.allocated = 20*mib, s.allocated+8*mib }, small, true},
+		"a share of what lives":      {func(s *state) { s.live, s.objects = 20*mib, 28*mib }, large, true},
+		"that share, not idle":       {func(s *state) { s.live, s.objects, s.allocated = 20*mib, 28*mib, s.allocated+2*mib }, large, false},
+		"less than that share":       {func(s *state) { s.live, s.objects, s.free = 20*mib, 24*mib, 0 }, large, false},
+		"hardly anything lives":      {func(s *state) { s.live, s.objects, s.free = mib, 4*mib, 0 }, large, false},
+		"much lives":                 {func(s *state) { s.live, s.objects, s.free = 1000*mib, 1000*mib, 50*mib }, large, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := before
@@ -27,7 +36,45 @@ func TestReclaimable(t *testing.T) {
 			}
 		})
 	}
-	if s := read(); s.allocated == 0 || s.objects == 0 {
+	runtime.GC()
+	if s := read(); s.allocated == 0 || s.objects == 0 || s.cycles == 0 {
 		t.Errorf("the runtime reports %+v", s)
+	}
+}
+
+// TestDropper: file pages are given back at first, after bursts, after collections and now and then,
+// and not while much happens.
+func TestDropper(t *testing.T) {
+	began := time.Now()
+	idle := state{allocated: 1 << 30, cycles: 7}
+	collected, busy := idle, idle
+	collected.cycles++
+	busy.allocated += quiet
+	for name, c := range map[string]struct {
+		after time.Duration
+		now   state
+		burst bool
+		want  bool
+	}{
+		"nothing happened":              {dropEvery - time.Second, idle, false, false},
+		"now and then":                  {dropEvery, idle, false, true},
+		"a collection":                  {dropCollected, collected, false, true},
+		"a collection, and another one": {dropCollected - time.Second, collected, false, false},
+		"a burst":                       {dropAgain, collected, true, true},
+		"bursts one after the other":    {dropAgain - time.Second, collected, true, false},
+		"much happens":                  {dropEvery, busy, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d dropper
+			if !d.due(began, idle, idle, false) {
+				t.Fatal("not at first")
+			}
+			if got := d.due(began.Add(c.after), c.now, idle, c.burst); got != c.want {
+				t.Errorf("%v", got)
+			}
+			if c.want && d.due(began.Add(c.after+time.Second), c.now, c.now, false) {
+				t.Error("twice for one collection")
+			}
+		})
 	}
 }
