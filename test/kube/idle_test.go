@@ -174,9 +174,9 @@ func (b *bench) wantIdle(began time.Time, idle time.Duration) {
 }
 
 // unpack has the test run a copy of the program that was written as a container runtime unpacks an
-// image. What a linker has just written is in the page cache in folios of up to megabytes, and Linux
-// maps a folio as a whole when a page of it is used (since 6.18): of the same program 55 MB were
-// resident in place of 15 to 25.
+// image. How much of a file is mapped with a page that is used depends on the folios of the page cache,
+// and so on how it was written: on Linux 6.18 up to 55 MB of a program that the linker had just written
+// were resident, and 15 to 25 MB of a copy.
 func unpack(t *testing.T) {
 	t.Helper()
 	from, err := os.Open(testkit.Binary(t))
