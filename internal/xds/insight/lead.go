@@ -57,7 +57,7 @@ func (r *Recorder) sweep(ctx context.Context, client resource.Client, alive func
 		if err != nil {
 			return err
 		}
-		if err := leader.condition(ctx, key, Conditions(status, r.clock.Now())); err != nil {
+		if err := leader.condition(ctx, key, nil, Conditions(status, r.clock.Now())); err != nil {
 			return err
 		}
 	}

@@ -208,7 +208,7 @@ func (r *Recorder) write(ctx context.Context, key resource.Key) error {
 	p.issued -= s.issued
 	r.mu.Unlock()
 	if dataplane != nil {
-		if err := r.condition(ctx, key, Conditions(status, now)); err != nil {
+		if err := r.condition(ctx, key, dataplane, Conditions(status, now)); err != nil {
 			return err
 		}
 	}
@@ -291,12 +291,21 @@ func own(insight *meshv1alpha1.DataplaneInsight, of *meshv1alpha1.Dataplane) {
 	}}
 }
 
-// condition sets conditions of a Dataplane, in whose status others write, too.
-func (r *Recorder) condition(ctx context.Context, key resource.Key, want []metav1.Condition) (err error) {
+// condition sets conditions of a Dataplane, in whose status others write, too. d is the Dataplane as it was
+// read a moment ago; nil: it is read.
+func (r *Recorder) condition(ctx context.Context, key resource.Key, d *meshv1alpha1.Dataplane, want []metav1.Condition) (err error) {
 	for range attempts {
-		if err = r.conditionOnce(ctx, key, want); !apierrors.IsConflict(err) {
+		if d == nil {
+			var obj resource.Object
+			if obj, err = r.config.Client.Get(ctx, kind.Dataplane, key); err != nil {
+				break
+			}
+			d = obj.(*meshv1alpha1.Dataplane)
+		}
+		if err = r.conditionOnce(ctx, d, want); !apierrors.IsConflict(err) {
 			break
 		}
+		d = nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("write conditions of dataplane %s: %w", key, err)
@@ -304,12 +313,9 @@ func (r *Recorder) condition(ctx context.Context, key resource.Key, want []metav
 	return nil
 }
 
-func (r *Recorder) conditionOnce(ctx context.Context, key resource.Key, want []metav1.Condition) error {
-	obj, err := r.config.Client.Get(ctx, kind.Dataplane, key)
-	if err != nil {
-		return err
-	}
-	d := obj.DeepCopyObject().(*meshv1alpha1.Dataplane)
+// conditionOnce does so unless somebody else has changed the Dataplane.
+func (r *Recorder) conditionOnce(ctx context.Context, of *meshv1alpha1.Dataplane, want []metav1.Condition) error {
+	d := of.DeepCopy()
 	changed := false
 	for _, c := range want {
 		if c.Type == meshv1alpha1.DataplaneProxyReady && c.Status == metav1.ConditionFalse && meta.IsStatusConditionTrue(d.Status.Conditions, c.Type) {
@@ -322,7 +328,7 @@ func (r *Recorder) conditionOnce(ctx context.Context, key resource.Key, want []m
 	if !changed {
 		return nil
 	}
-	_, err = r.config.Client.UpdateStatus(ctx, kind.Dataplane, d)
+	_, err := r.config.Client.UpdateStatus(ctx, kind.Dataplane, d)
 	return err
 }
 
