@@ -627,6 +627,14 @@ func (l *Layered) Settled() bool {
 	}) && len(l.lanes) > 0
 }
 
+// Pending reports whether Next may have something more, now or later, by what the session knows: of what
+// changes in its layers or its Selection it learns when it is woken.
+func (l *Layered) Pending() bool {
+	return slices.ContainsFunc(l.lanes, func(n *lane) bool {
+		return !n.answered || n.everything || len(n.dirty)+len(n.halves)+len(n.refused)+len(n.due) > 0
+	})
+}
+
 // Refused visits the resources whose present version the client does not have, as it or one like it
 // refused them.
 func (l *Layered) Refused(visit func(Quarantined)) {

@@ -10,7 +10,11 @@ import (
 
 type metrics struct {
 	responses, bytes, refusals *prometheus.CounterVec
+	// byLabel are responses and bytes by the value of their label: each response counts in both.
+	byLabel map[string]counters
 }
+
+type counters struct{ responses, bytes prometheus.Counter }
 
 func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	m := &metrics{
@@ -23,6 +27,10 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "proxima_xds_refusals_total", Help: "Responses that proxies refused, by type of resource.",
 		}, []string{"type"}),
+	}
+	m.byLabel = map[string]counters{}
+	for _, t := range append(types[:], otherType) {
+		m.byLabel[t] = counters{m.responses.WithLabelValues(t), m.bytes.WithLabelValues(t)}
 	}
 	if r == nil {
 		return m
@@ -40,6 +48,9 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 // types that have a label of their own; clients may ask for any others.
 var types = [...]string{"Cluster", "ClusterLoadAssignment", "Listener", "RouteConfiguration", "Secret"}
 
+// otherType is the label of those.
+const otherType = "other"
+
 func label(typ string) string {
 	short := typ[strings.LastIndexByte(typ, '.')+1:]
 	for _, t := range types {
@@ -47,12 +58,13 @@ func label(typ string) string {
 			return t
 		}
 	}
-	return "other"
+	return otherType
 }
 
 func (m *metrics) sent(f *delta.Frame) {
-	m.responses.WithLabelValues(label(f.Type)).Inc()
-	m.bytes.WithLabelValues(label(f.Type)).Add(float64(len(f.Data)))
+	of := m.byLabel[label(f.Type)]
+	of.responses.Inc()
+	of.bytes.Add(float64(len(f.Data)))
 }
 
 func (m *metrics) rejected(typ string) { m.refusals.WithLabelValues(label(typ)).Inc() }

@@ -264,10 +264,14 @@ func (s *Server) open(g grpc.ServerStream, message deltastream.Encoded, parse pa
 		st.info.Peer = p.Addr.String()
 	}
 	s.add(st)
-	if err := st.take(first); err != nil {
+	st.mu.Lock()
+	err = st.step(first)
+	st.mu.Unlock()
+	if err != nil {
 		s.remove(st, err)
 		return nil, err
 	}
+	st.wake()
 	return st, nil
 }
 

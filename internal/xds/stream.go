@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/proxima-mesh/proxima/internal/delta"
 	deltastream "github.com/proxima-mesh/proxima/internal/delta/stream"
@@ -81,6 +82,9 @@ func (st *stream) receive() error {
 		if err != nil {
 			return err
 		}
+		if st.acknowledge(request) {
+			continue
+		}
 		select {
 		case st.requests <- request:
 			st.wake()
@@ -117,29 +121,15 @@ func (st *stream) push() {
 
 // once takes the requests that wait, and sends a response. wake is as that of Next.
 func (st *stream) once() (more bool, wake time.Time) {
-	for {
-		select {
-		case message := <-st.requests:
-			request, _, err := st.parse(message)
-			if err == nil {
-				err = st.take(request)
-			}
-			if err != nil {
-				st.fail(err)
-				return false, wake
-			}
-			continue
-		default:
-		}
-		f, wake := st.next()
-		if f == nil {
-			return false, wake
-		}
-		if err := st.send(f); err != nil {
-			st.fail(err)
-		}
-		return true, wake
+	f, more, wake, err := st.next()
+	if err == nil && f != nil {
+		err = st.send(f)
 	}
+	if err != nil {
+		st.fail(err)
+		return false, wake
+	}
+	return more, wake
 }
 
 // rest ends the sending goroutine, unless there is more to send. wake is when there will be; zero: that
@@ -200,10 +190,27 @@ func (st *stream) finish() error {
 	return err
 }
 
-func (st *stream) next() (*delta.Frame, time.Time) {
+// next takes the requests that wait, and returns the next response; nil: there is none. more: there may be
+// another one. wake is as that of Next.
+func (st *stream) next() (f *delta.Frame, more bool, wake time.Time, err error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return st.session.Next(st.server.config.Now())
+	for {
+		select {
+		case message := <-st.requests:
+			request, _, err := st.parse(message)
+			if err == nil {
+				err = st.step(request)
+			}
+			if err != nil {
+				return nil, false, wake, err
+			}
+			continue
+		default:
+		}
+		f, wake = st.session.Next(st.server.config.Now())
+		return f, f != nil && st.session.Pending(), wake, nil
+	}
 }
 
 func (st *stream) send(f *delta.Frame) error {
@@ -217,15 +224,78 @@ func (st *stream) send(f *delta.Frame) error {
 	return nil
 }
 
-// take a request, and see to it that its answer is sent: an acknowledgement may open the gate for
-// others.
-func (st *stream) take(r delta.Request) error {
-	st.mu.Lock()
-	err := st.session.Step(r)
-	st.mu.Unlock()
-	if err != nil {
+// step takes a request. st.mu is held.
+func (st *stream) step(r delta.Request) error {
+	if err := st.session.Step(r); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	st.wake()
 	return nil
+}
+
+// acknowledge takes a message in the goroutine that receives, if it is nothing but an acknowledgement and all
+// before it were taken. Most messages are that, and nothing is to be sent after most of them: then no other
+// goroutine is needed. What is called has to fit into the stack that receiving needs.
+func (st *stream) acknowledge(message deltastream.Encoded) bool {
+	if st.info.Variant == build.GRPC {
+		return false // names are in each of its requests
+	}
+	r, ok := acknowledgement(message)
+	if !ok {
+		return false
+	}
+	st.mu.Lock()
+	if len(st.requests) > 0 {
+		st.mu.Unlock()
+		return false
+	}
+	err := st.step(r)
+	pending := st.session.Pending() // it may have opened the gate
+	st.mu.Unlock()
+	if err != nil {
+		st.fail(err)
+	} else if pending {
+		st.wake()
+	}
+	return true
+}
+
+// Fields of envoy.service.discovery.v3.DeltaDiscoveryRequest.
+const (
+	requestType  = 2
+	requestNonce = 6
+)
+
+// acknowledgement reads a request of delta xDS that has a type which proxies have, and a nonce, and no other
+// field; false: it is another one, or malformed.
+func acknowledgement(message []byte) (r delta.Request, ok bool) {
+	for len(message) > 0 {
+		field, kind, n := protowire.ConsumeTag(message)
+		if n < 0 || kind != protowire.BytesType {
+			return r, false
+		}
+		value, m := protowire.ConsumeBytes(message[n:])
+		if m < 0 {
+			return r, false
+		}
+		switch field {
+		case requestType:
+			r.Type = knownType(value)
+		case requestNonce:
+			r.Nonce = string(value)
+		default:
+			return r, false
+		}
+		message = message[n+m:]
+	}
+	return r, r.Type != "" && r.Nonce != ""
+}
+
+// knownType is the constant for a type URL; empty: it is none of a proxy's.
+func knownType(url []byte) string {
+	for _, t := range [...]string{build.ClusterType, build.EndpointType, build.ListenerType, build.RouteType, build.SecretType} {
+		if string(url) == t {
+			return t
+		}
+	}
+	return ""
 }
