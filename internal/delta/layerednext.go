@@ -248,6 +248,7 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 	b := l.build(n)
 	different := !n.answered
 	n.known.grow(len(n.dirty))
+	b.expect(len(n.dirty))
 	for _, name := range slices.Sorted(maps.Keys(n.dirty)) {
 		h, v := l.wanted(n, name)
 		version, known := n.known.sent(name)
@@ -393,6 +394,15 @@ type builder struct {
 }
 
 func (l *Layered) build(n *lane) *builder { return &builder{l: l, n: n} }
+
+// maxExpected bounds the room for what may not be sent, as the client has it.
+const maxExpected = 256
+
+// expect up to n resources.
+func (b *builder) expect(n int) {
+	n = min(n, maxExpected)
+	b.fields, b.got.items = make([][]byte, 0, n), make([]item, 0, n)
+}
 
 // set adds a resource, unless the frame is full, and notes that the client has it.
 func (b *builder) set(name string, h held) bool {

@@ -185,7 +185,7 @@ func parseDelta(message deltastream.Encoded) (delta.Request, *core.Node, error) 
 		return delta.Request{}, nil, status.Error(codes.Internal, err.Error()) // as gRPC's codec answers
 	}
 	return delta.Request{
-		Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r),
+		Type: cmp.Or(knownType(r.GetTypeUrl()), r.GetTypeUrl()), Nonce: r.GetResponseNonce(), Rejected: rejected(r),
 		Subscribe: r.GetResourceNamesSubscribe(), Unsubscribe: r.GetResourceNamesUnsubscribe(),
 		Versions: r.GetInitialResourceVersions(),
 	}, r.GetNode(), nil

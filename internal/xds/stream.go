@@ -290,8 +290,8 @@ func acknowledgement(message []byte) (r delta.Request, ok bool) {
 	return r, r.Type != "" && r.Nonce != ""
 }
 
-// knownType is the constant for a type URL; empty: it is none of a proxy's.
-func knownType(url []byte) string {
+// knownType is the constant for a type URL, of which streams need no copy; empty: it is none of a proxy's.
+func knownType[T string | []byte](url T) string {
 	for _, t := range [...]string{build.ClusterType, build.EndpointType, build.ListenerType, build.RouteType, build.SecretType} {
 		if string(url) == t {
 			return t

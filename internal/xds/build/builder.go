@@ -359,11 +359,12 @@ func (u *unit) safe() (m *made, err error) {
 	return u.make(), nil
 }
 
-// use a resource of a layer, which is made if it is not there.
-func (b *Builder) use(l *layer, ref delta.Ref, of unit) *unit {
+// use a resource of a layer, which is made if it is not there: of is called then alone, as most are there.
+func (b *Builder) use(l *layer, ref delta.Ref, of func() unit) *unit {
 	u := l.units[ref]
 	if u == nil {
-		u = &of
+		made := of()
+		u = &made
 		u.ref, u.layer = ref, l
 		l.units[ref] = u
 		b.index(u, true)

@@ -182,8 +182,8 @@ func (b *Builder) serveNames(f *fleet, key catalog.Key) {
 func (b *Builder) useSNI(f *fleet, key catalog.Key, sni string) {
 	name := SNIName(sni)
 	ref := func(typ string) delta.Ref { return delta.Ref{Type: typ, Name: name} }
-	b.use(f.layer, ref(EndpointType), unit{service: key, make: func() *made { return b.makeSNIEndpoints(f, key, sni) }})
-	b.use(f.layer, ref(ClusterType), unit{service: key, make: func() *made { return b.makeSNI(f, key, sni) }})
+	b.use(f.layer, ref(EndpointType), func() unit { return unit{service: key, make: func() *made { return b.makeSNIEndpoints(f, key, sni) }} })
+	b.use(f.layer, ref(ClusterType), func() unit { return unit{service: key, make: func() *made { return b.makeSNI(f, key, sni) }} })
 }
 
 // dropSNI removes a server name, or gives it to the next Service with a claim to it: an import may

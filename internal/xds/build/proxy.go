@@ -566,7 +566,7 @@ func (b *Builder) outListener(c *class, at netip.AddrPort) *delta.Ref {
 	ref := delta.Ref{Type: ListenerType, Name: outName(at)}
 	u := c.layer.units[ref]
 	if u == nil {
-		u = b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }})
+		u = b.use(c.layer, ref, func() unit { return unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }} })
 	}
 	return &u.ref
 }
@@ -629,9 +629,11 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 	switch ref.Type {
 	case ClusterType:
 		if at, ok := parseMember(ref.Name); ok {
-			b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeMember(c, ref.Name, at) }})
+			b.use(c.layer, ref, func() unit {
+				return unit{address: at.Addr(), make: func() *made { return b.makeMember(c, ref.Name, at) }}
+			})
 		} else if at, ok := parseVIP(ref.Name); ok {
-			b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeVIP(c, ref.Name, at) }})
+			b.use(c.layer, ref, func() unit { return unit{address: at.Addr(), make: func() *made { return b.makeVIP(c, ref.Name, at) }} })
 			if port, ok := b.portAt(at); ok && b.allowed(port.Service, p.Mesh) {
 				b.learn(p, port)
 			}
@@ -644,30 +646,34 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 			return
 		}
 		for _, k := range p.zone.both() {
-			b.use(b.zone(k), ref, unit{service: port.Service, make: func() *made { return b.makeEndpoints(k, port, v) }})
+			b.use(b.zone(k), ref, func() unit {
+				return unit{service: port.Service, make: func() *made { return b.makeEndpoints(k, port, v) }}
+			})
 		}
 	case RouteType:
 		if port, err := ParseServicePort(strings.TrimPrefix(ref.Name, outPrefix)); err == nil && strings.HasPrefix(ref.Name, outPrefix) {
-			b.use(c.layer, ref, unit{service: port.Service, make: func() *made { return b.makeRoutes(c, port) }})
+			b.use(c.layer, ref, func() unit { return unit{service: port.Service, make: func() *made { return b.makeRoutes(c, port) }} })
 		}
 	case SecretType:
 		if strings.HasPrefix(ref.Name, rootsPrefix) {
-			b.use(c.layer, ref, unit{make: func() *made { return b.makeRoots(ref.Name) }})
+			b.use(c.layer, ref, func() unit { return unit{make: func() *made { return b.makeRoots(ref.Name) }} })
 		} else if ref.Name == SystemRoots {
-			b.use(c.layer, ref, unit{make: b.makeSystemRoots})
+			b.use(c.layer, ref, func() unit { return unit{make: b.makeSystemRoots} })
 		}
 	case ListenerType:
 		if at, ok := parseServer(ref.Name); ok && c.Variant == GRPC {
 			b.serve(p, ref.Name, at)
 		} else if target, ok := b.parseTarget(ref.Name, p.Key.Namespace); ok && c.Variant == GRPC {
-			b.use(c.layer, ref, unit{service: target.Service, make: func() *made { return b.makeAPIListener(c, ref.Name, target) }})
+			b.use(c.layer, ref, func() unit {
+				return unit{service: target.Service, make: func() *made { return b.makeAPIListener(c, ref.Name, target) }}
+			})
 		}
 	}
 }
 
 func (b *Builder) useCluster(c *class, name string, port ServicePort) *unit {
-	return b.use(c.layer, delta.Ref{Type: ClusterType, Name: name}, unit{
-		service: port.Service, port: port.Port, make: func() *made { return b.makeCluster(c, name, port) },
+	return b.use(c.layer, delta.Ref{Type: ClusterType, Name: name}, func() unit {
+		return unit{service: port.Service, port: port.Port, make: func() *made { return b.makeCluster(c, name, port) }}
 	})
 }
 
