@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
@@ -158,4 +160,26 @@ func TestAcknowledgements(t *testing.T) {
 	is("it uses another Service", "BackendPolicy api u/3: 1/1", "BackendPolicy db u/1: 1/1", "WorkloadPolicy limits u/3: 1/1")
 	a.stop()
 	is("it has gone")
+}
+
+// TestGate: listeners wait for the answer to the clusters before them, and are sent with it: an
+// acknowledgement wakes the stream when there is something to send.
+func TestGate(t *testing.T) {
+	workload := &meshv1alpha1.Dataplane{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Annotations: map[string]string{build.AnnotationBackends: "api"}},
+		Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}},
+	}
+	p := newPlane(t, workload, service("api", "10.96.0.7", port("http", 80, "")))
+	p.answering("default/shop/web-1")
+	var after time.Duration
+	testkit.Eventually(t, "listeners are taken", func() bool {
+		for _, s := range p.server.Status() {
+			after = time.Since(s.Since)
+			return slices.ContainsFunc(s.Types, func(of delta.LaneStatus) bool { return of.Type == build.ListenerType && of.Acked > 0 })
+		}
+		return false
+	})
+	if after >= 2*time.Second { // without an answer to the clusters they are sent then
+		t.Errorf("listeners were taken after %s", after)
+	}
 }

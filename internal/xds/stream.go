@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -274,7 +275,7 @@ func acknowledgement(message []byte) (r delta.Request, ok bool) {
 			return r, false
 		}
 		value, m := protowire.ConsumeBytes(message[n:])
-		if m < 0 {
+		if m < 0 || !utf8.Valid(value) {
 			return r, false
 		}
 		switch field {
