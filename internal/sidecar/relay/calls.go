@@ -148,14 +148,15 @@ func (r *Relay) Held() map[string]map[string]string {
 	defer r.mu.Unlock()
 	out := map[string]map[string]string{}
 	for url, t := range r.core.types {
-		if t.local {
-			continue
-		}
 		versions := make(map[string]string, len(t.accepted))
 		for name, e := range t.accepted {
-			versions[name] = e.Version
+			if !t.isOwn(name) {
+				versions[name] = e.Version
+			}
 		}
-		out[url] = versions
+		if t.own == nil || len(versions) > 0 {
+			out[url] = versions
+		}
 	}
 	return out
 }

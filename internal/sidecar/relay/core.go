@@ -47,9 +47,15 @@ type resources struct {
 	// that asked for the name went away; zero: there is one. On disk, without the time.
 	wildcard bool
 	names    map[string]time.Time
-	// local: the supervisor has them, no control plane.
-	local bool
+	// own names are of resources that the supervisor has, and no control plane; nil: there are none.
+	own func(name string) bool
 }
+
+// isOwn reports whether a name is of a resource of the supervisor.
+func (t *resources) isOwn(name string) bool { return t.own != nil && t.own(name) }
+
+// withoutOwn are the names that a control plane is asked for. The argument is not to be used afterwards.
+func (t *resources) withoutOwn(names []string) []string { return slices.DeleteFunc(names, t.isOwn) }
 
 // latest version of a resource, accepted or not; nil: there is none.
 func (t *resources) latest(name string) *entry {
@@ -171,15 +177,18 @@ func (c *Core) UpstreamOpened() {
 	c.generation++
 	for _, url := range c.typeURLs() {
 		t := c.types[url]
-		if t.local || !t.wildcard && len(t.names) == 0 {
+		names := t.withoutOwn(slices.Sorted(maps.Keys(t.names)))
+		if !t.wildcard && len(names) == 0 {
 			continue
 		}
-		r := wire.Request{TypeURL: url, Subscribe: slices.Sorted(maps.Keys(t.names)), Versions: map[string]string{}}
+		r := wire.Request{TypeURL: url, Subscribe: names, Versions: map[string]string{}}
 		if t.wildcard {
 			r.Subscribe = append([]string{wire.Wildcard}, r.Subscribe...)
 		}
 		for name, e := range t.accepted {
-			r.Versions[name] = e.Version
+			if !t.isOwn(name) {
+				r.Versions[name] = e.Version
+			}
 		}
 		c.up = append(c.up, r)
 	}
@@ -190,7 +199,7 @@ func (c *Core) UpstreamOpened() {
 func (c *Core) UpstreamClosed() {
 	c.connected, c.up = false, nil
 	for _, t := range c.types {
-		t.waiting = slices.DeleteFunc(t.waiting, func(w *response) bool { return w.decider == 0 && !t.local })
+		t.waiting = slices.DeleteFunc(t.waiting, func(w *response) bool { return w.decider == 0 })
 	}
 }
 
@@ -198,8 +207,11 @@ func (c *Core) UpstreamClosed() {
 func (c *Core) Received(r wire.Response) error {
 	c.Counters.Received++
 	t := c.of(r.TypeURL)
-	w := &response{typeURL: r.TypeURL, nonce: r.Nonce, generation: c.generation, entries: map[string]*entry{}, removed: r.Removed}
+	w := &response{typeURL: r.TypeURL, nonce: r.Nonce, generation: c.generation, entries: map[string]*entry{}, removed: t.withoutOwn(r.Removed)}
 	for _, resource := range r.Resources {
+		if t.isOwn(resource.Name) { // no control plane has it
+			continue
+		}
 		e := &entry{Resource: resource, onDemand: t.isOnDemand(resource.Name)}
 		if r.TypeURL == wire.Cluster {
 			service, ok, err := wire.ServiceOf(resource)
@@ -345,20 +357,21 @@ func (c *Core) decide(t *resources, w *response, refused *wire.Status) {
 			delete(t.accepted, name)
 		}
 		t.answered = true
-		c.Dirty = c.Dirty || !t.local
+		c.Dirty = true
 		c.Counters.Acknowledged++
 	} else {
 		c.Counters.Rejected++
 	}
-	if c.connected && w.generation == c.generation && !t.local {
+	if c.connected && w.generation == c.generation {
 		c.up = append(c.up, wire.Request{TypeURL: t.typeURL, Nonce: w.nonce, Error: refused})
 	}
 }
 
-// SetLocal replaces the resources of a type that the supervisor itself has.
-func (c *Core) SetLocal(typeURL string, all []wire.Resource) {
+// SetOwn replaces the resources of a type that the supervisor itself has. own reports whether a name is of one: no control
+// plane is asked for it, and it is not on disk.
+func (c *Core) SetOwn(typeURL string, own func(name string) bool, all []wire.Resource) {
 	t := c.of(typeURL)
-	t.local, t.answered = true, true
+	t.own = own
 	w := &response{typeURL: typeURL, entries: map[string]*entry{}}
 	names := map[string]bool{}
 	for _, r := range all {
@@ -368,7 +381,7 @@ func (c *Core) SetLocal(typeURL string, all []wire.Resource) {
 		}
 	}
 	for name := range t.accepted {
-		if !names[name] {
+		if own(name) && !names[name] {
 			w.removed = append(w.removed, name)
 		}
 	}

@@ -439,25 +439,49 @@ func TestWithoutEnvoy(t *testing.T) {
 	r.up("C ack n2")
 }
 
-// TestLocal: secrets come from the supervisor, and no control plane is asked for them.
-func TestLocal(t *testing.T) {
+// TestOwn: some secrets come from the supervisor, and no control plane is asked for them, nor can it replace them; others are
+// the control plane's.
+func TestOwn(t *testing.T) {
 	r := newRig(t)
-	r.core.SetLocal(wire.Secret, nil)
+	r.core.SetOwn(wire.Secret, wire.OwnSecret, nil)
 	id := r.core.Open()
 	r.core.UpstreamOpened()
 	r.request(id, "S identity")
 	r.down(id, "")
-	r.core.SetLocal(wire.Secret, []wire.Resource{res(t, "S", "identity=1"), res(t, "S", "roots|d=1")})
+	own := func(all ...string) {
+		var secrets []wire.Resource
+		for _, one := range all {
+			secrets = append(secrets, res(t, "S", one))
+		}
+		r.core.SetOwn(wire.Secret, wire.OwnSecret, secrets)
+	}
+	own("identity=1", "roots|d=1")
 	r.down(id, "S identity=1")
-	r.core.SetLocal(wire.Secret, []wire.Resource{res(t, "S", "identity=2"), res(t, "S", "roots|d=1")})
+	own("identity=2", "roots|d=1")
 	r.down(id, "S identity=2")
 	r.request(id, "S roots|d")
 	r.down(id, "S roots|d=1")
 	r.up("")
+	r.request(id, "S ext|shop/pay")
+	r.up("S +ext|shop/pay")
+	r.receive("S n1 ext|shop/pay=1 identity=9")
+	r.down(id, "S ext|shop/pay=1")
+	r.up("S ack n1")
+	own("identity=3", "roots|d=1")
+	r.down(id, "S identity=3")
+
 	next := r.restart()
-	if next.core.types[wire.Secret] != nil {
-		t.Error("secrets are in the file of configurations")
+	held := next.core.types[wire.Secret]
+	if len(held.accepted) != 1 || held.accepted["ext|shop/pay"] == nil || len(held.names) != 1 {
+		t.Errorf("the file of configurations has the secrets %v, asked for %v", held.accepted, held.names)
 	}
+	next.core.SetOwn(wire.Secret, wire.OwnSecret, nil)
+	next.core.UpstreamOpened()
+	next.up("S +ext|shop/pay ext|shop/pay=1")
+	id = next.core.Open()
+	next.request(id, "S identity ext|shop/pay")
+	next.down(id, "S ext|shop/pay=1")
+	next.up("")
 }
 
 // TestDamagedFile: it is refused as a whole, as is one of another node.

@@ -27,7 +27,7 @@ const (
 
 	// maxFile bounds what is read back, in bytes: 10,000 services have 20 MB.
 	maxFile = 256 << 20
-	// stateMode: configurations may hold what others need not read.
+	// stateMode: secrets may have keys, for the TLS of services outside the mesh, and so may configurations.
 	stateMode = 0o600
 )
 
@@ -40,11 +40,7 @@ var errFile = errors.New("damaged file")
 func (c *Core) Encode(node string) []byte {
 	out := appendField([]byte(magic), 1, []byte(node))
 	for _, url := range c.typeURLs() {
-		t := c.types[url]
-		if t.local {
-			continue
-		}
-		out = appendField(out, 2, t.encode())
+		out = appendField(out, 2, c.types[url].encode())
 	}
 	return binary.BigEndian.AppendUint32(out, crc32.Checksum(out, castagnoli))
 }
@@ -60,9 +56,14 @@ func (t *resources) encode() []byte {
 	out := appendField(nil, 1, []byte(t.typeURL))
 	out = protowire.AppendVarint(protowire.AppendTag(out, 2, protowire.VarintType), flags)
 	for name := range t.names {
-		out = appendField(out, 3, []byte(name))
+		if !t.isOwn(name) {
+			out = appendField(out, 3, []byte(name))
+		}
 	}
-	for _, e := range t.accepted {
+	for name, e := range t.accepted {
+		if t.isOwn(name) {
+			continue
+		}
 		num := protowire.Number(4)
 		if e.onDemand {
 			num = 5
@@ -76,7 +77,7 @@ func appendField(b []byte, num protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, num, protowire.BytesType), value)
 }
 
-// Decode replaces what is held by what Encode wrote for the same node. Names count as asked for
+// Decode replaces what is held by what Encode wrote for the same node, before SetOwn. Names count as asked for
 // until now. An error leaves the Core as it was.
 func (c *Core) Decode(data []byte, node string, now time.Time) error {
 	body := len(data) - crc32.Size
@@ -104,11 +105,6 @@ func (c *Core) Decode(data []byte, node string, now time.Time) error {
 	})
 	if err != nil {
 		return err
-	}
-	for url, t := range c.types {
-		if t.local {
-			types[url] = t
-		}
 	}
 	c.types = types
 	return nil

@@ -115,12 +115,14 @@ func New(c Config) *Relay {
 			c.Logger.Warn("the configuration of the last run is not used", "error", err)
 		}
 	}
-	r.core.SetLocal(wire.Secret, nil)
+	r.core.SetOwn(wire.Secret, wire.OwnSecret, nil)
 	return r
 }
 
-// SetSecrets replaces the resources of type Secret, which no control plane has.
-func (r *Relay) SetSecrets(all []wire.Resource) { r.do(func(c *Core) { c.SetLocal(wire.Secret, all) }) }
+// SetSecrets replaces the resources of type Secret that the supervisor has, by names of wire.OwnSecret.
+func (r *Relay) SetSecrets(all []wire.Resource) {
+	r.do(func(c *Core) { c.SetOwn(wire.Secret, wire.OwnSecret, all) })
+}
 
 // Holds reports whether there is a configuration from which an Envoy can start.
 func (r *Relay) Holds() bool {

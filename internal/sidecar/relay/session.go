@@ -74,12 +74,12 @@ func (c *Core) release(typeURL string, t *resources, names []string) {
 	slices.Sort(names)
 	for _, name := range names {
 		delete(t.names, name)
-		if e := t.accepted[name]; e != nil && (e.onDemand || !t.wildcard) && !t.local {
+		if e := t.accepted[name]; e != nil && (e.onDemand || !t.wildcard) && !t.isOwn(name) {
 			delete(t.accepted, name)
 			c.Dirty = true
 		}
 	}
-	if c.connected && !t.local {
+	if names = t.withoutOwn(names); c.connected && len(names) > 0 {
 		c.up = append(c.up, wire.Request{TypeURL: typeURL, Unsubscribe: names})
 	}
 }
@@ -204,19 +204,19 @@ func (c *Core) ask(t *resources, sub *subscription, missing []string) {
 		since, ok := t.names[name]
 		if !ok || !since.IsZero() {
 			t.names[name] = time.Time{}
-			c.Dirty = c.Dirty || !t.local && !ok
+			c.Dirty = c.Dirty || !ok && !t.isOwn(name)
 		}
 		if !ok && !slices.Contains(missing, name) {
 			missing = append(missing, name) // held, but not subscribed: as after a damaged file
 		}
 	}
 	slices.Sort(missing)
+	missing = t.withoutOwn(missing)
 	if sub.wildcard && !t.wildcard {
-		t.wildcard = true
-		c.Dirty = c.Dirty || !t.local
+		t.wildcard, c.Dirty = true, true
 		missing = append([]string{wire.Wildcard}, missing...)
 	}
-	if len(missing) > 0 && c.connected && !t.local {
+	if len(missing) > 0 && c.connected {
 		c.up = append(c.up, wire.Request{TypeURL: t.typeURL, Subscribe: missing})
 	}
 }
@@ -267,7 +267,7 @@ func (c *Core) forget(sub *subscription, t *resources, name, message string) {
 	if c.Refused != nil {
 		c.Refused(t.typeURL, name, e.Version, message)
 	}
-	if t.local {
+	if t.isOwn(name) {
 		return
 	}
 	delete(t.accepted, name)

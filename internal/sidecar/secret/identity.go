@@ -19,12 +19,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 )
 
-// Names of the resources.
-const (
-	identityName = "identity"
-	rootsPrefix  = "roots|"
-)
-
 // Identity is a certificate with its key, and what peers are verified by. Immutable.
 type Identity struct {
 	// Chain, DER, leaf first, and the key in PKCS #8.
@@ -110,7 +104,7 @@ func encodePEM(kind string, all ...[]byte) []byte {
 // may connect is for the listener to say, by SANs.
 func (i *Identity) Resources() []wire.Resource {
 	domains := slices.Sorted(maps.Keys(i.Roots))
-	out := []wire.Resource{resource(identityName, message(2, slices.Concat(
+	out := []wire.Resource{resource(wire.IdentitySecret, message(2, slices.Concat(
 		message(1, inline(i.certificatePEM())), message(2, inline(i.keyPEM())),
 	)))}
 	for _, domain := range domains {
@@ -118,7 +112,7 @@ func (i *Identity) Resources() []wire.Resource {
 		if domain == i.Domain() {
 			known = domains
 		}
-		out = append(out, resource(rootsPrefix+domain, message(4, i.validator(known))))
+		out = append(out, resource(wire.RootsPrefix+domain, message(4, i.validator(known))))
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package wire
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -15,6 +16,18 @@ const (
 	Route    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	Secret   = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
+
+// Names of the secrets that a supervisor has itself, and no control plane: the proxy's certificate and key, and, behind the
+// prefix, the roots of a trust domain.
+const (
+	IdentitySecret = "identity"
+	RootsPrefix    = "roots|"
+)
+
+// OwnSecret reports whether a secret is the supervisor's own.
+func OwnSecret(name string) bool {
+	return name == IdentitySecret || strings.HasPrefix(name, RootsPrefix)
+}
 
 // Wildcard subscribes to all resources of a type.
 const Wildcard = "*"
