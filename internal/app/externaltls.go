@@ -22,12 +22,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	sitetable "github.com/proxima-mesh/proxima/internal/sites"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
 )
 
 // externalTLS is what nodes get out of Secrets for the TLS of external services:
 //
-//	Secrets ──► credential.Source ──► credential.Server ──► credential.Keeper, of the nodes
-//	ExternalServices, Dataplanes, gateways ──┘ (whom it is sent to)   that begin the TLS
+//	Secrets ──► credential.Source ─┬► credential.Server ──► credential.Keeper, of the nodes
+//	ExternalServices, Dataplanes, ─┼────┘ (whom it is sent to)      that begin the TLS
+//	gateways                       └► build.Builder ──► Envoys beside workloads
 type externalTLS struct {
 	source *credential.Source
 	server *credential.Server
@@ -49,6 +51,30 @@ func (c *externalTLS) components() []component {
 	return []component{
 		{Name: "secrets of external services", Run: c.source.Run},
 		{Name: "nodes of external services", Run: c.needs.follow},
+	}
+}
+
+// supply hands over what is in Secrets for all services that this site reaches, at first and after each change, until ctx
+// ends: set is SetCredentials of the builder of proxies' resources. What cannot be used is left out: nodes refuse these connections, and the status of the ExternalService says why.
+func (c *externalTLS) supply(ctx context.Context, set func(map[catalog.Key]*build.Credentials)) error {
+	for {
+		secrets, changed := c.source.Changed(), c.needs.wait()
+		all := map[catalog.Key]*build.Credentials{}
+		for key, e := range c.needs.tables.Snapshot().ExternalServices.All() {
+			if !c.needs.concern(e) {
+				continue
+			}
+			if m, err := c.source.Of(ctx, e); err == nil {
+				all[key] = &build.Credentials{Generation: uint64(e.Generation), Authorities: m.Roots, Certificate: m.Certificate, Key: m.Key}
+			}
+		}
+		set(all)
+		select {
+		case <-secrets:
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 
@@ -163,7 +189,7 @@ func (n *needs) of(nodeName string) ([]*meshv1alpha1.ExternalService, <-chan str
 	role := n.roleOf(tables, nodeName)
 	var out []*meshv1alpha1.ExternalService
 	for key, e := range tables.ExternalServices.All() {
-		if e.Spec.TLS == nil || !sitetable.NeedsSecrets(e.Spec.TLS) || !sitetable.ReachedFrom(e, n.site) || !e.DeletionTimestamp.IsZero() {
+		if !n.concern(e) {
 			continue
 		}
 		namespace, _ := tables.Namespaces.Get(resource.Key{Name: key.Namespace})
@@ -175,6 +201,11 @@ func (n *needs) of(nodeName string) ([]*meshv1alpha1.ExternalService, <-chan str
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return out, changed, nil
+}
+
+// concern reports whether the TLS of a service is begun with what is in Secrets, at this site.
+func (n *needs) concern(e *meshv1alpha1.ExternalService) bool {
+	return e.Spec.TLS != nil && sitetable.NeedsSecrets(e.Spec.TLS) && sitetable.ReachedFrom(e, n.site) && e.DeletionTimestamp.IsZero()
 }
 
 // nodeRole is what a node is: a gateway, or one with workloads of meshes.

@@ -44,6 +44,7 @@ type proxies struct {
 	log      *slog.Logger
 	instance *instance
 	board    *issue.Board
+	external *externalTLS
 	ca       *x509.CertPool
 	builder  *build.Builder
 	server   *xds.Server
@@ -94,7 +95,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if err != nil {
 		return nil, err
 	}
-	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.VerifyClientCertIfGiven} // a workload gets its first one here, by a token
+	p := &proxies{log: log, instance: i, board: d.board, external: d.external, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.VerifyClientCertIfGiven} // a workload gets its first one here, by a token
 	p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) {
 		return i.catalog.Snapshot().Dataplanes.Get(key)
 	}
@@ -297,6 +298,7 @@ func (p *proxies) components() []component {
 		{Name: "resources of proxies", Run: p.follow},
 		{Name: "roots of proxies", Run: p.followRoots},
 		{Name: "names of gateways for proxies", Run: p.followHosts},
+		{Name: "secrets of external services for proxies", Run: p.followCredentials},
 		{Name: "xDS", Run: p.serve},
 		{Name: "acknowledgements of proxies", Run: func(ctx context.Context) error { return p.instance.acks.follow(ctx, p.server) }},
 	}
@@ -312,6 +314,16 @@ func (p *proxies) follow(ctx context.Context) error {
 	sub := p.instance.catalog.Subscribe(build.Tables()...)
 	defer sub.Close()
 	return build.Follow(ctx, p.source(sub), p.builder)
+}
+
+// followCredentials keeps what is in Secrets for services outside every mesh, once there is a proxy.
+func (p *proxies) followCredentials(ctx context.Context) error {
+	select {
+	case <-p.server.Wanted():
+		return p.external.supply(ctx, p.builder.SetCredentials)
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // followRoots keeps what proxies trust up to date.

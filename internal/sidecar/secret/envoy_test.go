@@ -162,6 +162,39 @@ func TestRotationUnderTraffic(t *testing.T) {
 	if _, err := call(address, oldClient); err == nil {
 		t.Error("a client of the root that is not trusted any more is accepted")
 	}
+	secretOfControlPlane(t, cp, newCA)
+}
+
+// secretOfControlPlane: a certificate that the control plane has reaches Envoy beside those of the supervisor, and so does the one
+// that takes its place, with the same listener.
+func secretOfControlPlane(t *testing.T, cp *adstest.Server, ca *catest.CA) {
+	t.Helper()
+	const name = "certificate|shop/web"
+	address := fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
+	l := adstest.Listener(t, "in|81", address, "web")
+	l.FilterChains[0].TransportSocket = &corev3.TransportSocket{
+		Name: "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: adstest.Pack(t, &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: name, SdsConfig: adstest.ADS()}},
+		}})},
+	}
+	cp.Set(wire.Listener, l.Name, "1", l)
+	for _, version := range []string{"1", "2"} {
+		i := identity(t, ca, "spiffe://default.mesh/ns/shop/sa/"+version)
+		if err := i.parse(); err != nil {
+			t.Fatal(err)
+		}
+		inline := func(b []byte) *corev3.DataSource {
+			return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
+		}
+		cp.Set(wire.Secret, name, version, &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{
+			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(i.certificatePEM()), PrivateKey: inline(i.keyPEM())},
+		}})
+		testkit.Eventually(t, "the control plane's certificate "+version+" is shown", func() bool {
+			cert, err := call(address, tls.Certificate{})
+			return err == nil && cert.SerialNumber.Text(16) == i.Serial()
+		})
+	}
 }
 
 // call with a client certificate, and return the server's.

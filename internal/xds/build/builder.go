@@ -72,6 +72,8 @@ type Builder struct {
 	// sites is what other sites offer, and where services outside are.
 	sites    *sites.Table
 	suspects map[string]bool
+	// credentials are what is in Secrets for the TLS of services outside every mesh.
+	credentials map[catalog.Key]*Credentials
 	// live are the addresses of ports that have a proxy, with the Dataplanes.
 	live map[netip.AddrPort]catalog.Key
 

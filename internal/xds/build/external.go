@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
@@ -51,7 +52,7 @@ func parseCluster(name string) (ServicePort, error) {
 // outsideOf a service that proxies of this site connect to by themselves; nil: they leave it to the
 // node's data path, as
 //   - a name is one that workloads, and so the resolver of Envoy, have the virtual address for,
-//   - certificates or keys are in Secrets,
+//   - what is in Secrets is not known, or cannot be used: the node says so, and refuses,
 //   - or what is to be verified of the server cannot be said to Envoy.
 func (b *Builder) outsideOf(to *beyond, protocol Protocol) *outside {
 	e := to.remote.External
@@ -64,7 +65,7 @@ func (b *Builder) outsideOf(to *beyond, protocol Protocol) *outside {
 	if e.TLS == nil {
 		return out
 	}
-	if out.tls = b.externalTLS(e, protocol); out.tls == nil {
+	if out.tls = b.externalTLS(to.remote, protocol); out.tls == nil {
 		return nil
 	}
 	return out
@@ -82,8 +83,8 @@ func (b *Builder) claimed(host string) bool {
 }
 
 // externalTLS is how TLS to a service outside is begun; nil: Envoy cannot be told so.
-func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.UpstreamTlsContext {
-	t := e.TLS
+func (b *Builder) externalTLS(r *sites.Remote, protocol Protocol) *tlsv3.UpstreamTlsContext {
+	e, t := r.External, r.External.TLS
 	name := t.ServerName
 	for _, p := range e.Places {
 		if name == "" {
@@ -93,7 +94,11 @@ func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.Upstr
 			return nil
 		}
 	}
-	if t.Secrets || t.SkipAuthority && !t.SkipName {
+	secrets := &Credentials{Generation: t.Generation}
+	if t.Secrets {
+		secrets = b.credentials[catalog.Key(r.Service)]
+	}
+	if secrets == nil || secrets.Generation != t.Generation || t.SkipAuthority && !t.SkipName {
 		return nil
 	}
 	common := &tlsv3.CommonTlsContext{TlsParams: &tlsv3.TlsParameters{
@@ -107,6 +112,9 @@ func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.Upstr
 	if _, err := netip.ParseAddr(name); err != nil { // no server name is an address (RFC 6066, 3)
 		out.Sni = name
 	}
+	if len(secrets.Certificate) > 0 {
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{{Name: certificatePrefix + r.Service.String(), SdsConfig: adsSource()}}
+	}
 	if t.SkipAuthority {
 		return out
 	}
@@ -114,19 +122,22 @@ func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.Upstr
 	if !t.SkipName {
 		names.MatchTypedSubjectAltNames = serverNames(name, t.Names)
 	}
+	roots := SystemRoots
 	switch {
+	case len(secrets.Authorities) > 0:
+		roots = authoritiesPrefix + r.Service.String()
 	case len(t.Roots) > 0:
 		names.TrustedCa = inline(t.Roots)
 		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: names}
+		return out
 	case b.config.SystemRoots == nil:
 		return nil
-	default:
-		common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
-			CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
-				DefaultValidationContext:         names,
-				ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: SystemRoots, SdsConfig: adsSource()},
-			},
-		}
+	}
+	common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
+		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext:         names,
+			ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: roots, SdsConfig: adsSource()},
+		},
 	}
 	return out
 }

@@ -8,9 +8,11 @@ import (
 
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -111,6 +113,104 @@ func TestExternalService(t *testing.T) {
 			t.Errorf("%s: clusters %v", name, all)
 		}
 		c.Close(nil)
+	}
+}
+
+// TestExternalSecrets: what is in Secrets are resources of their own, for proxies that connect to the service by themselves; the
+// cluster names them, and does not change with their values. Without usable values the node connects.
+func TestExternalSecrets(t *testing.T) {
+	const virtual, name = "STATIC 0:10.96.0.30:80*0", "ext|shop/pay:80"
+	objects := outsideObjects(func(s *meshv1alpha1.ExternalServiceSpec) {
+		of := func(name string) *meshv1alpha1.DataSource {
+			return &meshv1alpha1.DataSource{SecretRef: &meshv1alpha1.SecretKeyReference{Name: "pay", Key: name}}
+		}
+		s.TLS = &meshv1alpha1.ExternalServiceTLS{CACertificates: of("ca"), ClientCertificate: of("cert"), ClientKey: of("key")}
+	})
+	external := objects[1].(*meshv1alpha1.ExternalService)
+	external.Generation = 1
+	other := testDataplane("b", "10.0.0.2", map[string]string{AnnotationBackends: "pay"})
+	other.Spec.Mesh = "other"
+	w := newWorld(t, append(objects, testDataplane("a", "10.0.0.1", map[string]string{AnnotationBackends: "pay"}), other)...)
+	c, stranger := w.connect("a", Sidecar), w.connect("b", Sidecar)
+	shown := func() string { return shownCluster(t, w.builder.classCluster(c, name)) }
+	secret := func(c *Connection, name string) *tlsv3.Secret {
+		t.Helper()
+		ref := delta.Ref{Type: SecretType, Name: name}
+		c.Config.Source.Want(ref)
+		defer c.Config.Source.Release(ref)
+		u := c.proxy.class.layer.units[ref]
+		if u == nil {
+			return nil
+		}
+		m, err := u.safe()
+		if err != nil || m == nil {
+			return nil
+		}
+		out := &tlsv3.Secret{}
+		if err := proto.Unmarshal(m.body, out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	set := func(generation uint64, ca, cert, private string) {
+		w.builder.SetCredentials(map[catalog.Key]*Credentials{{Namespace: "shop", Name: "pay"}: {
+			Generation: generation, Authorities: []byte(ca), Certificate: []byte(cert), Key: []byte(private),
+		}})
+	}
+	if got := shown(); got != virtual {
+		t.Errorf("without values: %s", got)
+	}
+	set(1, "CA", "CERT", "KEY")
+	const want = "STATIC 0:192.0.2.1:443*1 TLS pay.example TLSv1_2 authorities|shop/pay DNS=pay.example"
+	if got := shown(); got != want {
+		t.Errorf("with values:\n got %s\nwant %s", got, want)
+	}
+	before := w.builder.classCluster(c, name)
+	var context tlsv3.UpstreamTlsContext
+	if err := before.GetTransportSocket().GetTypedConfig().UnmarshalTo(&context); err != nil {
+		t.Fatal(err)
+	}
+	if all := context.GetCommonTlsContext().GetTlsCertificateSdsSecretConfigs(); len(all) != 1 || all[0].GetName() != "certificate|shop/pay" {
+		t.Errorf("certificates: %v", all)
+	}
+	pair := func() string {
+		s := secret(c, "certificate|shop/pay").GetTlsCertificate()
+		return string(s.GetCertificateChain().GetInlineBytes()) + " " + string(s.GetPrivateKey().GetInlineBytes())
+	}
+	if got := pair(); got != "CERT KEY" {
+		t.Errorf("the certificate is %q", got)
+	}
+	if got := string(secret(c, "authorities|shop/pay").GetValidationContext().GetTrustedCa().GetInlineBytes()); got != "CA" {
+		t.Errorf("the authorities are %q", got)
+	}
+	for _, name := range []string{"certificate|shop/pay", "authorities|shop/pay"} {
+		if s := secret(stranger, name); s != nil {
+			t.Errorf("a proxy of another mesh gets %s", name)
+		}
+	}
+	set(1, "CA", "CERT2", "KEY2")
+	if got := pair(); got != "CERT2 KEY2" {
+		t.Errorf("after a change the certificate is %q", got)
+	}
+	if !proto.Equal(before, w.builder.classCluster(c, name)) {
+		t.Error("the cluster changes with the values")
+	}
+	set(0, "CA", "CERT", "KEY")
+	if got := shown(); got != virtual {
+		t.Errorf("with values of another generation: %s", got)
+	}
+	set(1, "CA", "", "")
+	if s := secret(c, "certificate|shop/pay"); s != nil {
+		t.Errorf("without a certificate: %v", s)
+	}
+	m := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: meshv1alpha1.MeshSpec{Routing: &meshv1alpha1.MeshRouting{ZoneEgress: new(true)}}}
+	w.seed(m)
+	if s := secret(c, "authorities|shop/pay"); s != nil {
+		t.Errorf("where egresses connect: %v", s)
+	}
+	w.builder.SetCredentials(nil)
+	if got := shown(); got != virtual {
+		t.Errorf("when the values are gone: %s", got)
 	}
 }
 

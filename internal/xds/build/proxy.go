@@ -659,6 +659,10 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 			b.use(c.layer, ref, func() unit { return unit{make: func() *made { return b.makeRoots(ref.Name) }} })
 		} else if ref.Name == SystemRoots {
 			b.use(c.layer, ref, func() unit { return unit{make: b.makeSystemRoots} })
+		} else if service, ok := parseCredential(ref.Name); ok {
+			b.use(c.layer, ref, func() unit {
+				return unit{service: service, make: func() *made { return b.makeCredential(c, ref.Name, service) }}
+			})
 		}
 	case ListenerType:
 		if at, ok := parseServer(ref.Name); ok && c.Variant == GRPC {
