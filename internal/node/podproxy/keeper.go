@@ -2,7 +2,9 @@ package podproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -193,6 +195,7 @@ func (k *Keeper) visit(of map[netip.Addr]resource.Key, left map[resource.Key]Pod
 		}
 		return
 	}
+	var barred error // whose namespace it is, is not known
 	for _, name := range names {
 		if len(left) == 0 {
 			return
@@ -202,11 +205,30 @@ func (k *Keeper) visit(of map[netip.Addr]resource.Key, left map[resource.Key]Pod
 		case err == nil && key != (resource.Key{}):
 			delete(left, key)
 		case err != nil && key != (resource.Key{}):
-			why[key] = err
+			why[key] = explain(err)
 		case err != nil:
 			k.log.Debug("a network namespace is passed over", "name", name, "error", err)
+			if errors.Is(err, fs.ErrPermission) {
+				barred = fmt.Errorf("the agent may not enter network namespaces (%w): its container needs the capability SYS_ADMIN, which the chart gives it with sidecar.enabled", err)
+			}
 		}
 	}
+	for key := range left {
+		if why[key] == nil && barred != nil {
+			why[key] = barred
+		}
+	}
+}
+
+// explain names what to do about an error of the kernel.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, redirect.ErrTaken):
+		return fmt.Errorf("%w: delete the Pod, or the table inet %s in its network namespace (nft delete table; one with the flag owner goes with its program)", err, redirect.TableName)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the agent may not use nftables in the Pod's network namespace (%w): its container needs the capability NET_ADMIN", err)
+	}
+	return err
 }
 
 // enter one namespace: whose it is, if it is that of a Pod of left.
