@@ -100,7 +100,9 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		return i.catalog.Snapshot().Dataplanes.Get(key)
 	}
 	p.source = func(of build.Source) build.Source { return of }
+	pods := ""
 	if cfg.Store == StoreKubernetes {
+		pods = cfg.Namespace
 		p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) { return sidecarOf(i.catalog.Snapshot(), key) }
 		p.source = func(of build.Source) build.Source { return &podSource{of: of} }
 	}
@@ -116,7 +118,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	ranges := append(append([]netip.Prefix(nil), cfg.ServiceCIDRs...), cfg.MeshCIDRs...)
 	p.builder = build.NewBuilder(build.Config{
 		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Hosts: p.hosts, SystemRoots: systemRoots, Logger: log,
-		Ranges: func() []netip.Prefix { return ranges }, Workloads: cfg.WorkloadCIDRs,
+		Ranges: func() []netip.Prefix { return ranges }, Workloads: cfg.WorkloadCIDRs, GatewayNamespace: pods,
 	})
 	i.proxies = p.builder
 	serving := xds.Config{Builder: p.builder, Admit: p.admit, Observer: o, Registerer: s.metrics, Log: log}

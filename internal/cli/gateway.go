@@ -159,8 +159,6 @@ func (g *gatewayFlags) useEngine(gateway *app.GatewayConfig, servers []string) e
 		return nil
 	case g.engine != engineEnvoy:
 		return usagef("--engine %q: use proxima or envoy", g.engine)
-	case g.inCluster:
-		return usagef("--engine envoy: not with --in-cluster, as the image of gateways has no Envoy; use --engine proxima there")
 	case g.port == 0:
 		return usagef("--engine envoy: port 0 is not possible, as Envoy listens in another process; choose a port")
 	}

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -15,8 +17,46 @@ func newInstall(s *settings) *cobra.Command {
 		GroupID: "operate",
 		Short:   "Print what is installed into a Kubernetes cluster",
 	}
-	cmd.AddCommand(newInstallKubernetes(s))
+	cmd.AddCommand(newInstallKubernetes(s), newInstallProgram())
 	return cmd
+}
+
+// newInstallProgram is for the init container of gateways whose container is of an image of Envoy.
+func newInstallProgram() *cobra.Command {
+	return &cobra.Command{
+		Use:    "program PATH",
+		Short:  "Copy this program to a path, so that it runs in the container of another image",
+		Args:   cobra.ExactArgs(1),
+		Hidden: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := installProgram(args[0]); err != nil {
+				return fmt.Errorf("install this program: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+// installProgram copies this program to a path. What is there is replaced.
+func installProgram(to string) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	from, err := os.Open(self)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	part, err := os.OpenFile(to+".part", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(part, from)
+	if err = errors.Join(err, part.Chmod(0o755), part.Close()); err != nil {
+		return err
+	}
+	return os.Rename(to+".part", to)
 }
 
 func newInstallKubernetes(s *settings) *cobra.Command {

@@ -39,6 +39,13 @@ apiServer: "https://192.0.2.1:6443"
 createNamespace: true
 zone: {name: east, global: "192.0.2.2:6444", tokenSecret: other}
 crds: {multicluster: false, keep: false}`,
+	"gateways": `
+preset: zone
+apiServer: "https://192.0.2.1:6443"
+zone: {name: east, global: "192.0.2.2:6444"}
+sidecar: {enabled: true, envoyImage: registry.example/envoy@sha256:1}
+ingress: {engine: envoy}
+egress: {engine: envoy, replicas: 1, resources: {}}`,
 	"global":         `{preset: global, crds: {install: false}}`,
 	"one instance":   `{preset: global, controlPlane: {replicas: 1}}`,
 	"no webhook":     `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", webhook: {enabled: false}}`,
@@ -163,6 +170,8 @@ func TestSameMistakes(t *testing.T) {
 		"no API server": `{preset: kube-proxy-replacement}`,
 		"no zone":       `{preset: zone, apiServer: "https://a"}`,
 		"no global":     `{preset: zone, apiServer: "https://a", zone: {name: a}}`,
+		"no xDS":        `{preset: zone, apiServer: "https://a", zone: {name: a, global: b}, egress: {engine: envoy}}`,
+		"engine":        `{preset: zone, apiServer: "https://a", zone: {name: a, global: b}, ingress: {engine: nginx}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := byHelm(t, text); err == nil {

@@ -159,6 +159,46 @@ func object[T any](t *testing.T, all []manifests.Object, kind, name string) T {
 	return out
 }
 
+// TestGatewayEngine: a gateway with an Envoy runs in the image of Envoy, which gets both programs from theirs; its Pod is what the
+// restricted standard of pod security allows. Without what serves it there is none.
+func TestGatewayEngine(t *testing.T) {
+	own := object[appsv1.Deployment](t, render(t, "zone"), "Deployment", "proxima-ingress").Spec.Template.Spec
+	if c := own.Containers[0]; len(own.InitContainers) > 0 || len(c.Command) > 0 || !strings.Contains(c.Image, "/proxima:") || slices.Contains(c.Args, "--engine=envoy") {
+		t.Errorf("the engine proxima: %+v", own)
+	}
+	all := render(t, "zone", "sidecar.enabled=true", "ingress.engine=envoy", "egress.engine=envoy", "egress.replicas=1")
+	for _, role := range []string{"ingress", "egress"} {
+		pod := object[appsv1.Deployment](t, all, "Deployment", "proxima-"+role).Spec.Template.Spec
+		c := pod.Containers[0]
+		if !strings.Contains(c.Image, "/envoy:") || !slices.Equal(c.Command, []string{"/usr/lib/proxima/proxima"}) || !slices.Equal(c.Args[:2], []string{role, "--engine=envoy"}) {
+			t.Errorf("%s: image %s, command %q %q", role, c.Image, c.Command, c.Args)
+		}
+		if len(pod.InitContainers) != 2 {
+			t.Fatalf("%s: %d init containers", role, len(pod.InitContainers))
+		}
+		for i, want := range []struct{ image, args string }{
+			{"/proxima:", "install program /usr/lib/proxima/proxima"}, {"/proxima-sidecar:", "--install=/usr/lib/proxima/proxima-sidecar"},
+		} {
+			of := pod.InitContainers[i]
+			if !strings.Contains(of.Image, want.image) || strings.Join(of.Args, " ") != want.args || len(of.VolumeMounts) != 1 || of.VolumeMounts[0].MountPath != "/usr/lib/proxima" {
+				t.Errorf("%s: %+v", role, of)
+			}
+			if s := of.SecurityContext; *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+				t.Errorf("%s: %+v", role, s)
+			}
+		}
+		if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == "programs" && m.MountPath == "/usr/lib/proxima" && m.ReadOnly
+		}) {
+			t.Errorf("%s: mounts %+v", role, c.VolumeMounts)
+		}
+	}
+	_, err := manifests.Render(manifests.Options{Preset: "zone", Set: append(slices.Clone(needed["zone"]), "egress.engine=envoy")})
+	if err == nil || !strings.Contains(err.Error(), "sidecar.enabled=true") {
+		t.Errorf("without what serves sidecars: %v", err)
+	}
+}
+
 // TestPlannerOnlyReads: what a cluster's owner tries first can change nothing.
 func TestPlannerOnlyReads(t *testing.T) {
 	all := render(t, "planner-only", "createNamespace=true")

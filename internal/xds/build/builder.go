@@ -41,6 +41,8 @@ type Config struct {
 	Plans *trafficplan.Table
 	// Hosts of gateways in other sites that are DNS names; nil: gateways have to be addresses.
 	Hosts Hosts
+	// GatewayNamespace has the Pods of gateways; empty: gateways are no Pods.
+	GatewayNamespace string
 	// SystemRoots are authorities in PEM, for TLS to services outside every mesh that name none; nil:
 	// nodes begin such TLS. It is called once for each class of proxies that needs them.
 	SystemRoots func() []byte

@@ -372,8 +372,11 @@ func (b *Builder) endGateways(d *catalog.Delta) {
 	}
 }
 
-// zoneOfNode is the topology zone of a Node; a gateway has the name of its Node.
+// zoneOfNode is the topology zone of a gateway, which has the name of its Node, or of its Pod on one.
 func (b *Builder) zoneOfNode(name string) locality.Zone {
+	if p, ok := b.snapshot.Pods.Get(catalog.Key{Namespace: b.config.GatewayNamespace, Name: name}); ok && b.config.GatewayNamespace != "" {
+		name = p.Spec.NodeName
+	}
 	if n, ok := b.snapshot.Nodes.Get(catalog.Key{Name: name}); ok {
 		return locality.ZoneOf(n.Labels)
 	}

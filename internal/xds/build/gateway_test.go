@@ -67,6 +67,22 @@ func (w *world) gateway(role Role, name string) *Connection {
 	return c
 }
 
+// TestGatewayPods: a gateway that is a Pod has the resources of the topology zone of its node.
+func TestGatewayPods(t *testing.T) {
+	w := newWorld(t, ownGateway(Ingress, "i1", "192.0.2.1"), ownGateway(Ingress, "n1", "192.0.2.2"),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelTopologyZone: "z1"}}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gateways", Name: "i1"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "n1"}, Spec: corev1.PodSpec{NodeName: "other"}})
+	w.builder.config.GatewayNamespace = "gateways"
+	for _, name := range []string{"i1", "n1"} {
+		c := w.gateway(Ingress, name)
+		if c.Class.Zone != "z1" {
+			t.Errorf("gateway %s is in zone %q", name, c.Class.Zone)
+		}
+		c.Close(nil)
+	}
+}
+
 // resourceOf a gateway, by type and name.
 func resourceOf[M proto.Message](t *testing.T, c *Connection, typ, name string, m M) M {
 	t.Helper()

@@ -266,6 +266,49 @@ func TestRunSidecar(t *testing.T) {
 	}
 }
 
+// TestRunGateway runs both images as the init containers of a gateway with an Envoy do: as the user of gateways each program copies
+// itself into one volume. From there the gateway runs in an image that has neither, finds the supervisor, and asks for Envoy alone.
+func TestRunGateway(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: containers are started with mounts")
+	}
+	const dir = "/usr/lib/proxima" // of the chart
+	volume := t.TempDir()
+	if err := os.Chmod(volume, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	own, err := image.New(config, build.Host(), buildtest.Binary(t, "../../.."))
+	program := unpack(t, own, err)
+	sidecar, err := image.NewSidecar(config, build.Host(), buildtest.Sidecar(t, "../../.."))
+	supervisor := unpack(t, sidecar, err)
+	for _, of := range []struct {
+		*bundle
+		args []string
+	}{
+		{&program, []string{"install", "program", dir + "/proxima"}}, {&supervisor, []string{"--install", dir + "/proxima-sidecar"}},
+	} {
+		of.Config.User, of.Mounts = fmt.Sprintf("%d:%d", image.User, image.User), map[string]string{dir: volume}
+		if err := os.MkdirAll(filepath.Join(of.Root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := of.container(t, of.args...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", of.args, err, out)
+		}
+	}
+	// In place of the image of Envoy, one without any program.
+	if err := os.Remove(filepath.Join(supervisor.Root, "usr/bin/proxima-sidecar")); err != nil {
+		t.Fatal(err)
+	}
+	supervisor.Config.Entrypoint = []string{dir + "/proxima"}
+	if out, err := supervisor.container(t, "version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "proxima v") {
+		t.Errorf("version: %v\n%s", err, out)
+	}
+	out, err := supervisor.container(t, "ingress", "--engine=envoy", "--in-cluster", "--server=192.0.2.1:6443", "--node-name=gateway-1").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "install Envoy 1.37 or newer") {
+		t.Errorf("a gateway without Envoy: %v\n%s", err, out)
+	}
+}
+
 // ready asks /readyz of the API in the network namespace of a process.
 func ready(pid int) (int, error) {
 	type answer struct {

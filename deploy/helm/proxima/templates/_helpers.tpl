@@ -53,6 +53,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "sidecar.enabled: they are added by a webhook: --set webhook.enabled=true" -}}
 {{- end -}}
 {{- end -}}
+{{- range $role := list "ingress" "egress" -}}
+{{- if and (eq (index $.Values $role).engine "envoy") (not $.Values.sidecar.enabled) -}}
+{{- fail (printf "%s.engine: an Envoy has its configuration from what serves sidecars: --set sidecar.enabled=true" $role) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq $preset.role "zone" -}}
 {{- if not .Values.zone.name -}}
 {{- fail "zone.name: preset zone needs the name of the zone: --set zone.name=NAME" -}}
