@@ -100,7 +100,7 @@ func (g *globalCluster) admit(zone string) string {
 // Policies are written by kubectl, and the zones call each other, whatever of global is away.
 func TestGlobalInCluster(t *testing.T) {
 	g := newGlobalCluster(t)
-	s := newSitesOf(t, g)
+	s := newSitesOf(t, newBench(t), g)
 	s.wantBoth()
 	if got := s.kubectl("", "get", "mesh", "default", "-o", "jsonpath={.spec.mtls.enabledBackend}"); got != "ca" {
 		t.Errorf("the zone has the Mesh of global with backend %q", got)

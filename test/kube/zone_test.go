@@ -31,6 +31,7 @@ const (
 	globalPort = 9443
 	eastPort   = 7443 // the cluster's
 	westPort   = 8443
+	northPort  = 10443
 )
 
 // sites are a cluster that is zone east, machines that are zone west, and global.
@@ -79,13 +80,12 @@ spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin}]}}
 func newSites(t *testing.T) *sites {
 	t.Helper()
 	need(t)
-	return newSitesOf(t, nil)
+	return newSitesOf(t, newBench(t), nil)
 }
 
 // newSitesOf starts all of it, with a global control plane that is in a cluster; nil: outside.
-func newSitesOf(t *testing.T, global *globalCluster) *sites {
+func newSitesOf(t *testing.T, b *bench, global *globalCluster) *sites {
 	t.Helper()
-	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
 	if err != nil {
 		t.Fatal(err)
@@ -220,12 +220,18 @@ func (s *sites) shopPod(name, node string) {
 // podIn is shopPod in another namespace.
 func (s *sites) podIn(namespace, name, node string) {
 	s.t.Helper()
+	s.replica(namespace, name, name, node)
+}
+
+// replica of an app is podIn with the label of it.
+func (s *sites) replica(namespace, app, name, node string) {
+	s.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	_, err = s.client.CoreV1().Pods(namespace).Create(s.t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}},
 		Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{
 			Name: "main", Image: "none", Command: []string{self}, Env: []corev1.EnvVar{{Name: podVariable, Value: "east"}},
 			Ports: []corev1.ContainerPort{{ContainerPort: 8080}},
@@ -279,47 +285,70 @@ func (s *sites) gatewayPod(role string, n int, node string) *corev1.Pod {
 	return pod
 }
 
-// startWest runs the control plane of the machines, and one machine: an agent, a gateway, and the
-// program of a Service.
+// startWest runs the control plane of the machines, and one machine.
 func (s *sites) startWest(token string) {
 	s.t.Helper()
 	s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file="+token, "--global="+s.globals())
-	ns, addr := s.machine, s.machineAddr
 	s.machineDir = s.t.TempDir()
-	for _, node := range []string{"m1", "gate-west"} {
-		text, _, _ := strings.Cut(s.proxima("token", "create", "--kind", "node", "--name", node, "--kubeconfig", filepath.Join(s.west, "kubeconfig")), "\n")
-		if err := os.WriteFile(filepath.Join(s.west, node+".token"), []byte(text), 0o600); err != nil {
+	s.westIngress = s.startMachine(machine{zone: "west", node: "m1", dir: s.west, port: westPort, ns: s.machine, addr: s.machineAddr, state: s.machineDir})
+	s.at(s.west, zoneObjects("from-west", "selector: {app: web},"), "apply", "-f", "-")
+}
+
+// machine of a zone that is no cluster.
+type machine struct {
+	zone, node string
+	dir        string // of its control plane
+	port       int    // of its control plane
+	ns         *netns.NS
+	addr       netip.Addr
+	state      string // data directory of its agent
+}
+
+// startMachine runs an agent, a gateway, and a program of namespace shop that answers with the name of the zone.
+func (s *sites) startMachine(m machine) (ingress *cluster.Program) {
+	s.t.Helper()
+	gate := "gate-" + m.zone
+	for _, node := range []string{m.node, gate} {
+		text, _, _ := strings.Cut(s.proxima("token", "create", "--kind", "node", "--name", node, "--kubeconfig", filepath.Join(m.dir, "kubeconfig")), "\n")
+		if err := os.WriteFile(filepath.Join(m.dir, node+".token"), []byte(text), 0o600); err != nil {
 			s.t.Fatal(err)
 		}
 	}
-	server := fmt.Sprintf("--server=%s:%d", address, westPort)
-	s.RunOn(s.t, ns, "agent-m1", testkit.Binary(s.t), nil, "node", server, "--node-name=m1", "--token-file="+filepath.Join(s.west, "m1.token"),
-		"--data-dir="+s.machineDir, "--mode=nftables", "--dns-port=10053", "--host="+addr.String(), "--spiffe-socket=none", "--zone=zone-w")
-	s.westIngress = s.RunOn(s.t, ns, "ingress-west", testkit.Binary(s.t), nil, "ingress", server, "--node-name=gate-west",
-		"--token-file="+filepath.Join(s.west, "gate-west.token"), "--data-dir="+s.t.TempDir(), "--listen-address="+addr.String(), "--health-port=0", "--metrics-port=0")
+	server := fmt.Sprintf("--server=%s:%d", address, m.port)
+	s.RunOn(s.t, m.ns, "agent-"+m.node, testkit.Binary(s.t), nil, "node", server, "--node-name="+m.node, "--token-file="+filepath.Join(m.dir, m.node+".token"),
+		"--data-dir="+m.state, "--mode=nftables", "--dns-port=10053", "--host="+m.addr.String(), "--spiffe-socket=none", "--zone=zone-"+m.zone[:1])
+	ingress = s.RunOn(s.t, m.ns, "ingress-"+m.zone, testkit.Binary(s.t), nil, "ingress", server, "--node-name="+gate,
+		"--token-file="+filepath.Join(m.dir, gate+".token"), "--data-dir="+s.t.TempDir(), "--listen-address="+m.addr.String(), "--health-port=0", "--metrics-port=0")
 	self, err := os.Executable()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.RunOn(s.t, ns, "web-west", self, []string{podVariable + "=west"})
-	s.at(s.west, zoneObjects("from-west", "selector: {app: web},"), "apply", "-f", "-")
-	s.at(s.west, fmt.Sprintf(`
+	s.RunOn(s.t, m.ns, "web-"+m.zone, self, []string{podVariable + "=" + m.zone})
+	s.at(m.dir, "", "create", "namespace", "shop")
+	s.at(m.dir, fmt.Sprintf(`
 apiVersion: mesh.proxima.dev/v1alpha1
 kind: Dataplane
 metadata: {name: web, namespace: shop, labels: {app: web}}
-spec: {nodeName: m1, addresses: [%s], ports: [{name: http, port: 8080}]}
-`, addr), "apply", "-f", "-")
-	s.workloadInWest(true)
+spec: {nodeName: %s, addresses: [%s], ports: [{name: http, port: 8080}]}
+`, m.node, m.addr), "apply", "-f", "-")
+	s.machineWorkload(m.dir, true)
+	return ingress
 }
 
 // workloadInWest is ready, or not.
 func (s *sites) workloadInWest(ready bool) {
 	s.t.Helper()
+	s.machineWorkload(s.west, ready)
+}
+
+// machineWorkload of the zone of a control plane is ready, or not.
+func (s *sites) machineWorkload(dir string, ready bool) {
+	s.t.Helper()
 	is := metav1.ConditionFalse
 	if ready {
 		is = metav1.ConditionTrue
 	}
-	s.at(s.west, "", "--namespace", "shop", "patch", "dataplane", "web", "--subresource=status", "--type=merge", "-p", fmt.Sprintf(
+	s.at(dir, "", "--namespace", "shop", "patch", "dataplane", "web", "--subresource=status", "--type=merge", "-p", fmt.Sprintf(
 		`{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, is))
 }
 
@@ -576,32 +605,47 @@ func (s *sites) useAll() {
 	gateways("zoneingresses", "")
 }
 
+// way is where calls go.
+type way struct {
+	from  caller
+	names []string
+	// who may answer: names of zones.
+	who []string
+	// mayFail at first, where the callers of withWays let calls fail.
+	mayFail bool
+}
+
+// between the zones: each calls the other one.
+func (s *sites) between(mayFail bool) []way {
+	return []way{
+		{s.inEast(), namesOf("from-west"), []string{"west"}, mayFail},
+		{s.inWest(), namesOf("from-east"), []string{"east"}, mayFail},
+	}
+}
+
 // failedCall is when a call began that failed, and why it did.
 type failedCall struct {
-	at   time.Time
-	text string
+	at      time.Time
+	mayFail bool
+	text    string
 }
 
 func (f failedCall) String() string { return f.text }
 
-// calls are made from both zones to the other one, one after the other, until stop; it returns how
-// many there were, and which of them failed.
-func (s *sites) calls() (stop func() (n int, failed []failedCall)) {
+// calls are made in all ways, one after the other in each, until stop; it returns how many there were, and which of them failed.
+func calls(ways []way) (stop func() (n int, failed []failedCall)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	n, failed := 0, []failedCall(nil)
-	for _, way := range []struct {
-		from caller
-		to   string
-	}{{s.inEast(), "west"}, {s.inWest(), "east"}} {
+	for _, w := range ways {
 		running.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				name, at := namesOf("from-" + way.to)[i%2], time.Now()
-				who, err := way.from.call(name)
+				name, at := w.names[i%len(w.names)], time.Now()
+				who, err := w.from.call(name)
 				mu.Lock()
-				if n++; err != nil || who != way.to {
-					failed = append(failed, failedCall{at, fmt.Sprintf("%s %s: %q, %v", at.Format("15:04:05.000"), name, who, err)})
+				if n++; err != nil || !slices.Contains(w.who, who) {
+					failed = append(failed, failedCall{at, w.mayFail, fmt.Sprintf("%s %s: %q, %v", at.Format("15:04:05.000"), name, who, err)})
 				}
 				mu.Unlock()
 				time.Sleep(10 * time.Millisecond) // the rate of calls; nothing waits for it
@@ -618,24 +662,27 @@ func (s *sites) calls() (stop func() (n int, failed []failedCall)) {
 // withCalls does something while calls are made, and for some time after it. None of them fails.
 func (s *sites) withCalls(what string, longer time.Duration, act func()) {
 	s.t.Helper()
-	s.withCallsBut(what, longer, 0, act)
+	s.withWays(what, longer, 0, s.between(false), act)
 }
 
-// withCallsBut lets calls fail that begin before act, or within grace of it, if that is not 0.
+// withCallsBut lets calls fail that begin before the end of act, or within grace of it.
 func (s *sites) withCallsBut(what string, longer, grace time.Duration, act func()) {
 	s.t.Helper()
-	stop := s.calls()
-	var until time.Time
-	if grace > 0 {
-		until = time.Now().Add(grace)
-	}
+	s.withWays(what, longer, grace, s.between(true), act)
+}
+
+// withWays is withCallsBut for calls in given ways, of which those fail alone that may.
+func (s *sites) withWays(what string, longer, grace time.Duration, ways []way, act func()) {
+	s.t.Helper()
+	stop := calls(ways)
 	act()
+	until := time.Now().Add(grace)
 	time.Sleep(longer) // calls go on meanwhile
 	n, failed := stop()
-	s.t.Logf("%s: %d of %d calls failed", what, len(failed), n)
-	late := slices.DeleteFunc(failed, func(f failedCall) bool { return f.at.Before(until) })
+	late := slices.DeleteFunc(slices.Clone(failed), func(f failedCall) bool { return f.mayFail && f.at.Before(until) })
+	s.t.Logf("%s: %d of %d calls failed, the last of them %s", what, len(failed), n, failed[max(len(failed)-1, 0):])
 	if len(late) > 0 || n == 0 {
-		s.t.Errorf("%s: of %d calls between the zones %d failed, the first of them %s", what, n, len(late), late[:min(len(late), 5)])
+		s.t.Errorf("%s: of %d calls %d failed that must not, the first of them %s", what, n, len(late), late[:min(len(late), 5)])
 	}
 }
 

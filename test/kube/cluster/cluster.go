@@ -34,6 +34,9 @@ type Config struct {
 	DualStack bool
 	// ServiceCIDR is the range of virtual IPs; empty: 10.96.0.0/16.
 	ServiceCIDR string
+	// NodeGrace is how long nodes are ready without a renewal of their Leases, in Kubernetes 50 s; 0: nodes renew none,
+	// and are ready for as long as a test takes. After an outage of the API server that is as long they are not ready.
+	NodeGrace time.Duration
 }
 
 // Cluster is a running control plane. Its methods are safe for concurrent use, but for
@@ -54,6 +57,8 @@ type Cluster struct {
 	nodes    int
 	images   map[string]*image
 	dual     bool
+	grace    time.Duration
+	all      []*Node
 }
 
 // auditPolicy logs who asked for what, without bodies: tests compare it with what roles allow.
@@ -75,7 +80,7 @@ func Start(t testing.TB, cfg Config) *Cluster {
 	if c.cidr == "" {
 		c.cidr = "10.96.0.0/16"
 	}
-	c.dual = cfg.DualStack
+	c.dual, c.grace = cfg.DualStack, cfg.NodeGrace
 	c.port = testkit.FreePort(t)
 	if err := c.certificates(); err != nil {
 		t.Fatal(err)
@@ -191,15 +196,17 @@ func (c *Cluster) apiArgs(etcd string) []string {
 
 func (c *Cluster) managerArgs(t testing.TB) []string {
 	kubeconfig := c.Kubeconfig(t, "controller-manager")
-	return []string{
+	args := []string{
 		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 		"--use-service-account-credentials=true", "--service-account-private-key-file=" + c.file("service-accounts.key"),
 		"--root-ca-file=" + c.file("ca.crt"), "--cluster-signing-cert-file=" + c.file("ca.crt"), "--cluster-signing-key-file=" + c.file("ca.key"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(testkit.FreePort(t)), "--profiling=false",
 		"--service-cluster-ip-range=" + c.serviceRanges(),
-		// Nodes are objects without a kubelet, and ready for as long as a test takes.
-		"--node-monitor-grace-period=" + lifetime.String(),
 	}
+	if c.grace == 0 { // nodes do not renew their Leases
+		return append(args, "--node-monitor-grace-period="+lifetime.String())
+	}
+	return append(args, "--node-monitor-grace-period="+c.grace.String(), "--node-monitor-period="+(c.grace/renewals).String())
 }
 
 // AuditLog is the file in which the API server writes all requests, a JSON object a line

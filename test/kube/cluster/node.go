@@ -52,6 +52,7 @@ type Node struct {
 	pods  map[types.UID]*pod
 	order []*corev1.Pod // as they came
 	next  int
+	off   bool // it does nothing: it hangs, or has no power
 	work  sync.WaitGroup
 }
 
@@ -93,6 +94,10 @@ func (c *Cluster) AddNode(t testing.TB, name, zone string) *Node {
 		t.Fatal(err)
 	}
 	n.work.Go(func() { n.follow(ctx) })
+	if c.grace > 0 {
+		n.work.Go(func() { n.renew(ctx, c.grace) })
+	}
+	c.all = append(c.all, n)
 	t.Cleanup(func() {
 		cancel()
 		n.work.Wait()
@@ -118,12 +123,17 @@ func (n *Node) register(ctx context.Context, zone string) error {
 	if n.Addr6 != "" {
 		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: n.Addr6})
 	}
-	// The status alone: controllers taint a new node meanwhile, and a node may not change its taints, as it would by
-	// writing the whole object of before.
-	patch, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{
-		Capacity: cpu, Allocatable: cpu, Addresses: addresses,
-		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "StandIn"}},
-	}})
+	return n.writeStatus(ctx, corev1.NodeStatus{Capacity: cpu, Allocatable: cpu, Addresses: addresses, Conditions: []corev1.NodeCondition{ready()}})
+}
+
+func ready() corev1.NodeCondition {
+	return corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "StandIn", LastHeartbeatTime: metav1.Now()}
+}
+
+// writeStatus of the node alone: controllers taint a new node meanwhile, and a node may not change its taints, as it would
+// by writing the whole object of before.
+func (n *Node) writeStatus(ctx context.Context, status corev1.NodeStatus) error {
+	patch, err := json.Marshal(map[string]any{"status": status})
 	if err != nil {
 		return err
 	}
@@ -381,6 +391,9 @@ func (n *Node) status(ctx context.Context, p *corev1.Pod, run *pod, phase corev1
 	if run.addr6 != "" {
 		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: run.addr6})
 		p.Status.HostIPs = append(p.Status.HostIPs, corev1.HostIP{IP: n.Addr6})
+	}
+	if n.isOff() {
+		return
 	}
 	p.ResourceVersion = "" // kubelet is the only writer of what it writes
 	_, err := n.client.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
