@@ -1,6 +1,9 @@
 package kube_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
 	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -30,7 +35,8 @@ const xdsTestPort = 15010
 // sidecarRig is a cluster with sidecars: as zone east, or alone.
 type sidecarRig struct {
 	*sites
-	token string // file of the zone's token; "": it is no zone
+	token string   // file of the zone's token; "": it is no zone
+	set   []string // values of the chart
 }
 
 // newSidecarRig of a preset, zone or kube-proxy-replacement.
@@ -60,6 +66,7 @@ func newSidecarRig(t *testing.T, preset string) *sidecarRig {
 		s.atGlobal(defaultMesh, "apply", "-f", "-")
 		set = append(set, "--set", "zone.global="+s.globals())
 	}
+	r.set = set
 	s.kubectl(s.manifests(preset, set...), "apply", "--server-side", "-f", "-")
 	r.startPlane()
 	for _, node := range []string{"ours", "third"} {
@@ -263,6 +270,7 @@ func TestSidecars(t *testing.T) {
 		return json.Unmarshal([]byte(text), &status) == nil
 	}
 	r.until("two sidecars follow", func() bool { return state() && status.ControlPlane.Proxies.Connected == 2 })
+	r.externalSecret()
 
 	r.eastPlane.Kill() // nobody answers the API server
 	late := r.create("late", "ours", nil)
@@ -292,6 +300,92 @@ func TestSidecars(t *testing.T) {
 	if got := r.kubectl("", "--namespace", manifests.Namespace, "get", "dataplaneinsights", "-A"); !strings.Contains(got, "web") {
 		t.Errorf("no insight of a pod:\n%s", got)
 	}
+}
+
+// externalSecret: the sidecar of a Pod connects to a service outside every mesh by itself, with the client certificate and the
+// authorities of a Secret that the ExternalService names, once the chart's Role lets the control plane read it; and with those that
+// take their place.
+func (r *sidecarRig) externalSecret() {
+	t := r.t
+	t.Helper()
+	clients, servers := catest.New(t, "clients", nil, nil), catest.New(t, "servers", nil, nil)
+	leaf := func(ca *catest.CA, usage x509.ExtKeyUsage) *catest.CA {
+		return catest.New(t, "", ca, func(c *x509.Certificate) {
+			c.IsCA, c.KeyUsage, c.ExtKeyUsage, c.DNSNames = false, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{usage}, []string{"bank.example"}
+		})
+	}
+	own, pool := leaf(servers, x509.ExtKeyUsageServerAuth), x509.NewCertPool()
+	pool.AddCert(clients.Cert)
+	l, err := tls.Listen("tcp", net.JoinHostPort(address, "0"), &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{own.Cert.Raw}, PrivateKey: own.Key}}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(callTimeout))
+				if secured := c.(*tls.Conn); secured.Handshake() == nil {
+					host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+					fmt.Fprintf(c, "%s %s", host, secured.ConnectionState().PeerCertificates[0].SerialNumber.Text(16))
+				}
+			}()
+		}
+	}()
+	secret := func() (serial string) {
+		client := leaf(clients, x509.ExtKeyUsageClientAuth)
+		encode := base64.StdEncoding.EncodeToString
+		r.kubectl(fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: bank-tls, namespace: shop}\ndata: {ca: %s, cert: %s, key: %s}\n",
+			encode(catest.PEM(servers)), encode(catest.PEM(client)), encode(client.KeyPEM(t))), "apply", "-f", "-")
+		return client.Cert.SerialNumber.Text(16)
+	}
+	serial := secret()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	r.atGlobal("", "create", "namespace", "shop")
+	r.atGlobal(fmt.Sprintf(`
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: ExternalService
+metadata: {name: bank, namespace: shop}
+spec:
+  hosts: [bank.example]
+  addresses: [{address: %s}]
+  ports: [{port: 80, targetPort: %s}]
+  tls:
+    caCertificates: {secretRef: {name: bank-tls, key: ca}}
+    clientCertificate: {secretRef: {name: bank-tls, key: cert}}
+    clientKey: {secretRef: {name: bank-tls, key: key}}
+`, address, port), "apply", "-f", "-")
+	virtual := ""
+	r.until("the service has a virtual IP", func() bool {
+		virtual, err = r.run("", testkit.Kubectl(t), "--namespace", "shop", "get", "service", "bank", "-o", "jsonpath={.spec.clusterIP}")
+		return err == nil && virtual != ""
+	})
+	if answer, err := r.ask("client", virtual+":80"); err == nil {
+		t.Errorf("the service answers before the Secret may be read: %q", answer)
+	}
+	r.kubectl(r.manifests("zone", append(slices.Clone(r.set), "--set", "policySecrets.shop=[bank-tls]")...), "apply", "--server-side", "-f", "-")
+	last := ""
+	shows := func(what, serial string) {
+		t.Helper()
+		r.until(what, func() bool {
+			last, err = r.ask("client", virtual+":80")
+			return err == nil && last == r.pods["client"].Status.PodIP+" "+serial // and not by the node
+		})
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the last answer of the service outside: %q, %v", last, err)
+		}
+	})
+	shows("the sidecar shows the certificate of the Secret", serial)
+	shows("the sidecar shows the certificate that took its place", secret())
 }
 
 // TestSidecarsOfAClusterAlone: the same in the preset kube-proxy-replacement, where the control plane itself
