@@ -64,7 +64,7 @@ func newSidecarRig(t *testing.T, preset string) *sidecarRig {
 		s.startGlobal()
 		r.token = s.token("east")
 		s.atGlobal(defaultMesh, "apply", "-f", "-")
-		set = append(set, "--set", "zone.global="+s.globals())
+		set = append(set, "--set", "zone.global="+s.globals(), "--set", "ingress.engine=envoy")
 	}
 	r.set = set
 	s.kubectl(s.manifests(preset, set...), "apply", "--server-side", "-f", "-")
@@ -299,6 +299,25 @@ func TestSidecars(t *testing.T) {
 	})
 	if got := r.kubectl("", "--namespace", manifests.Namespace, "get", "dataplaneinsights", "-A"); !strings.Contains(got, "web") {
 		t.Errorf("no insight of a pod:\n%s", got)
+	}
+
+	// A gateway with an Envoy, which the control plane serves by the certificate of the gateway's Pod.
+	gateway := r.gatewayPod("ingress", 1, "third", "--envoy="+r.Programs.Envoy)
+	t.Cleanup(func() {
+		if log, err := os.ReadFile(r.nodes["third"].PodLog(gateway)); t.Failed() && err == nil {
+			t.Logf("the gateway:\n%s", log)
+		}
+	})
+	r.until("the Envoy of the gateway follows, too", func() bool { return state() && status.ControlPlane.Proxies.Connected == 3 })
+	pids, err := r.nodes["third"].PodNamespace(gateway.UID).Processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(pids, func(pid int) bool {
+		path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		return path == r.Programs.Envoy
+	}) {
+		t.Error("no Envoy runs in the Pod of the gateway")
 	}
 }
 

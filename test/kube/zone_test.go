@@ -248,8 +248,8 @@ func (s *sites) replica(namespace, app, name, node string) {
 }
 
 // gatewayPod is a Pod of a gateway on a node, the n-th of its role, with the arguments of the chart's Deployment and a
-// token of its own. It waits for the token, which kubelet would have mounted.
-func (s *sites) gatewayPod(role string, n int, node string) *corev1.Pod {
+// token of its own, and with more arguments. It waits for the token, which kubelet would have mounted.
+func (s *sites) gatewayPod(role string, n int, node string, more ...string) *corev1.Pod {
 	s.t.Helper()
 	var d appsv1.Deployment
 	s.object(&d, "deployment", "proxima-"+role)
@@ -261,7 +261,7 @@ func (s *sites) gatewayPod(role string, n int, node string) *corev1.Pod {
 		"--token-file": filepath.Join(dir, "token"), "--server-ca-file": filepath.Join(dir, "ca.crt"),
 	})
 	s.ingressDir = filepath.Join(dir, "state")
-	wait := fmt.Sprintf("while [ ! -s %s ]; do sleep 0.1; done; exec %s %s", filepath.Join(dir, "token"), testkit.Binary(s.t), strings.Join(args, " "))
+	wait := fmt.Sprintf("while [ ! -s %s ]; do sleep 0.1; done; exec %s %s", filepath.Join(dir, "token"), testkit.Binary(s.t), strings.Join(append(args, more...), " "))
 	pod, err := s.client.CoreV1().Pods(manifests.Namespace).Create(s.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: d.Spec.Template.Labels},
 		Spec: corev1.PodSpec{

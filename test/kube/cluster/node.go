@@ -309,9 +309,13 @@ func (n *Node) report(ctx context.Context, p *corev1.Pod, run *pod) {
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	was := false
+	was, addressed := false, false
 	for {
 		is := n.answers(ctx, p, run)
+		if !is && !addressed { // its address is known before it is ready
+			n.status(ctx, p, run, corev1.PodPending, false)
+		}
+		addressed = true
 		if is != was {
 			n.status(ctx, p, run, corev1.PodRunning, is)
 			was = is
