@@ -7,14 +7,15 @@ import (
 
 // ProxyState is what a control plane, and the supervisor, know of the proxy of a Dataplane.
 type ProxyState struct {
-	// Dataplane, NAMESPACE/NAME, its mesh, and the zone of the control plane.
+	// Dataplane, NAMESPACE/NAME, or */NAME of a gateway, its mesh, and the zone of the control plane.
 	Dataplane string `json:"dataplane"`
 	Mesh      string `json:"mesh"`
 	Zone      string `json:"zone"`
 	// Instance of the control plane that has its stream, and the version of that.
 	Instance     string `json:"instance"`
 	ControlPlane string `json:"controlPlane"`
-	// Kind is sidecar, direct (an Envoy without a supervisor) or grpc.
+	// Kind is sidecar, direct (an Envoy without a supervisor), grpc, gateway (the Envoy of one), or ingress or
+	// egress (one without Envoy).
 	Kind string `json:"kind"`
 	// Program and Version of the client, as it says, and the version of its supervisor.
 	Program    string `json:"program,omitempty"`

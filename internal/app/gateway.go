@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	viewwire "github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 // GatewayConfig makes an agent a gateway between sites: it carries no traffic of its
@@ -94,6 +95,18 @@ func (g *gatewayIdentities) Own(meshName string) (*mesh.SVID, error) {
 
 // Zone implements site.Identities.
 func (g *gatewayIdentities) Zone() string { return g.manager.Zone() }
+
+// cluster is what the agent says of itself to the control plane; empty: it is no gateway, or its Envoy
+// says it.
+func (g *gateway) cluster() string {
+	switch {
+	case g == nil || g.cfg.Envoy != nil:
+		return ""
+	case g.cfg.Egress:
+		return viewwire.EgressCluster
+	}
+	return viewwire.IngressCluster
+}
 
 // newGateway makes what an agent needs before it has joined.
 func (a *agent) newGateway() *gateway {

@@ -2,28 +2,36 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
+	"github.com/proxima-mesh/proxima/internal/xds"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // testSite is a control plane with an authority that other sites share.
@@ -247,6 +255,8 @@ func TestOtherSiteIsReached(t *testing.T) {
 		i := getOrNil[*meshv1alpha1.ZoneIngress](b.meshPlane, kind.ZoneIngress, resource.Key{Name: "ingress-1"})
 		return i != nil && i.Spec.Zone == "b" && kind.GatewayAddress(&i.Spec) == first.String()
 	})
+	b.gatewayIs(insight.Gateway(insight.OfIngress, "ingress-1"))
+	b.gatewayAnswers("ingress-1")
 	a.copyFrom("b", b)
 	a.copyIngress("b", "ingress-1", first)
 	a.start("n1", func(c *NodeConfig) { c.Mode = mode })
@@ -290,6 +300,61 @@ func TestOtherSiteIsReached(t *testing.T) {
 		c.Gateway = &GatewayConfig{Egress: true, Address: netip.MustParseAddr("127.0.0.1")}
 	})
 	testkit.Eventually(t, "the egress is used", reached)
+	a.gatewayIs(insight.Gateway(insight.OfEgress, "egress-1"))
+}
+
+// gatewayIs waits until the insight of a gateway without Envoy says that it is connected, that it has accepted its
+// view, and that it has a certificate in the default mesh.
+func (s testSite) gatewayIs(of insight.Subject) {
+	s.t.Helper()
+	var last any
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("insight of %s: %+v", of, last)
+		}
+	}()
+	testkit.Eventually(s.t, "the insight of "+of.String()+" says how it is", func() bool {
+		var found *meshv1alpha1.ClientInsightStatus
+		if of.Role == insight.OfIngress {
+			if i := getOrNil[*meshv1alpha1.ZoneIngressInsight](s.meshPlane, kind.ZoneIngressInsight, of.Key); i != nil {
+				found = &i.Status
+			}
+		} else if i := getOrNil[*meshv1alpha1.ZoneEgressInsight](s.meshPlane, kind.ZoneEgressInsight, of.Key); i != nil {
+			found = &i.Status
+		}
+		if last = found; found == nil || len(found.Certificates) != 1 || found.Versions.Proxy != "proxima" {
+			return false
+		}
+		return meta.IsStatusConditionTrue(found.Conditions, meshv1alpha1.DataplaneProxyConnected) && meta.IsStatusConditionTrue(found.Conditions, meshv1alpha1.DataplaneProxyReady) &&
+			meta.IsStatusConditionTrue(found.Conditions, meshv1alpha1.DataplaneCertificateValid) && found.Certificates[0].Mesh == "default"
+	})
+}
+
+// gatewayAnswers checks what "proxima proxy" has of a gateway without Envoy.
+func (s testSite) gatewayAnswers(name string) {
+	s.t.Helper()
+	ask := func(q admin.ProxyQuestion) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout)
+		defer cancel()
+		return s.cp.calls.Call(ctx, admin.ProxyCall{Question: q, Namespace: xds.GatewayNamespace, Name: name})
+	}
+	body, err := ask(admin.ProxyStatus)
+	var state admin.ProxyState
+	if err == nil {
+		err = json.Unmarshal(body, &state)
+	}
+	if err != nil || state.Kind != "ingress" || state.Program != "proxima" || state.Peer == "" || len(state.Types) == 0 || state.Types[0].Acknowledged == 0 {
+		s.t.Errorf("status of the gateway: %+v, %v", state, err)
+	}
+	if body, err := ask(admin.ProxyConfig); err != nil || !json.Valid(body) {
+		s.t.Errorf("what the gateway carries: %.100s, %v", body, err)
+	}
+	if _, err := ask(admin.ProxyDiff); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no Envoy") {
+		s.t.Errorf("the difference at a gateway without Envoy: %v", err)
+	}
+	if _, err := s.cp.calls.Call(s.t.Context(), admin.ProxyCall{Question: admin.ProxyStatus, Namespace: xds.GatewayNamespace, Name: "none"}); status.Code(err) != codes.NotFound {
+		s.t.Errorf("a gateway that is not there: %v", err)
+	}
 }
 
 // kernelAddress of the machine in tests of kernel modes.

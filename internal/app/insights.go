@@ -2,13 +2,20 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"slices"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/cluster"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity/issue"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
@@ -21,9 +28,11 @@ type insights struct {
 	client resource.Client
 }
 
-func newInsights(client resource.Client, s *storage, a *api, log *slog.Logger) *insights {
+// newInsights makes the recorder. gateways: of these, too; inside a cluster they are Pods, whose status says
+// how they are.
+func newInsights(client resource.Client, gateways bool, s *storage, a *api, log *slog.Logger) *insights {
 	return &insights{client: client, Recorder: insight.New(insight.Config{
-		Client: client, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
+		Client: client, Gateways: gateways, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
 	})}
 }
 
@@ -50,11 +59,67 @@ func (x *insights) recorded(record func(context.Context, issue.Issued) error) fu
 		if err := record(ctx, i); err != nil {
 			return err
 		}
-		if i.Workload != "" {
-			x.Certified(resource.Key{Namespace: i.Namespace, Name: i.Workload}, insight.Certificate{
-				Identity: i.ID.String(), Issued: time.Now(), Expiry: i.NotAfter,
-			})
+		if subject, ok := insightOf(i); ok {
+			x.Certified(subject, insight.Certificate{Mesh: i.Mesh, Identity: i.ID.String(), Issued: time.Now(), Expiry: i.NotAfter})
 		}
 		return nil
 	}
 }
+
+// insightOf the holder of a certificate; false: it is a node, of which there is none.
+func insightOf(i issue.Issued) (insight.Subject, bool) {
+	switch kind := i.ID.Kind(); {
+	case i.Workload != "":
+		return insight.Workload(resource.Key{Namespace: i.Namespace, Name: i.Workload}), true
+	case kind == mesh.IngressID:
+		return insight.Gateway(insight.OfIngress, i.Node), true
+	case kind == mesh.EgressID:
+		return insight.Gateway(insight.OfEgress, i.Node), true
+	}
+	return insight.Subject{}, false
+}
+
+// gateway observes the stream of an agent that is a gateway, if this Node is that of one; else nil.
+func (x *insights) gateway(n *core.Node) stream.Observer {
+	if x == nil {
+		return nil
+	}
+	role := insight.OfIngress
+	switch n.GetCluster() {
+	case wire.IngressCluster:
+	case wire.EgressCluster:
+		role = insight.OfEgress
+	default:
+		return nil
+	}
+	o := &gatewayStream{x.Recorder, insight.Gateway(role, n.GetId()), rand.Text()}
+	o.Connected(o.subject, insight.Connection{ID: o.id, Versions: meshv1alpha1.ProxyVersions{
+		Proxy: n.GetUserAgentName(), Version: n.GetUserAgentVersion(),
+	}})
+	return o
+}
+
+// gatewayStream implements stream.Observer for the view of a gateway without Envoy.
+type gatewayStream struct {
+	*insight.Recorder
+	subject insight.Subject
+	id      string
+}
+
+// Sent implements stream.Observer.
+func (g *gatewayStream) Sent(typ string) { g.Recorder.Sent(g.subject, g.id, typ) }
+
+// Answered implements stream.Observer. A view is refused as a response, not resource by resource.
+func (g *gatewayStream) Answered(typ, refused string) {
+	if refused == "" {
+		g.Acked(g.subject, g.id, typ, []string{wholeView})
+		return
+	}
+	g.Nacked(g.subject, g.id, typ, []string{wholeView}, insight.Rejection{Error: refused})
+}
+
+// wholeView stands for the resources of a response.
+const wholeView = "*"
+
+// Ended implements stream.Observer.
+func (g *gatewayStream) Ended() { g.Disconnected(g.subject, g.id) }

@@ -62,6 +62,8 @@ type instance struct {
 	// listener and server of gRPC; nil: off.
 	listener net.Listener
 	server   *grpc.Server
+	// insights of gateways, set before components run. Nil: there are none.
+	insights *insights
 	// proxies are the resources of proxies, set before components run. Nil: proxies are not served.
 	proxies *build.Builder
 }
@@ -155,7 +157,11 @@ func (i *instance) admitOwnNode(
 		if err != nil {
 			return stream.Admission{}, status.Error(codes.PermissionDenied, err.Error())
 		}
-		return next(ctx, n)
+		admission, err := next(ctx, n)
+		if err == nil {
+			admission.Observer = i.insights.gateway(n)
+		}
+		return admission, err
 	}
 }
 

@@ -26,8 +26,8 @@ import (
 func (a *agent) viewComponents(update func(node.Update)) ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
-		StateFile: a.viewFile(),
-		Update:    update, Logger: a.log.With("component", "view"), Registerer: a.registry,
+		StateFile: a.viewFile(), Cluster: a.gateway.cluster(),
+		Update: update, Logger: a.log.With("component", "view"), Registerer: a.registry,
 	})
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},

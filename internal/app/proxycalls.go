@@ -19,6 +19,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/version"
 	"github.com/proxima-mesh/proxima/internal/xds"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // A question about the proxy of a Dataplane goes to the instance that has its streams, and from
@@ -36,6 +38,9 @@ func (c *agentCalls) proxy(ctx context.Context, call admin.ProxyCall) ([]byte, e
 	here := false
 	if c.proxies != nil {
 		_, _, here = c.proxies.server.Followed(key)
+	}
+	if !here && key.Namespace == xds.GatewayNamespace {
+		return c.gateway(ctx, call)
 	}
 	if !here {
 		d, ok := c.catalog.Snapshot().Dataplanes.Get(key)
@@ -61,6 +66,59 @@ func (c *agentCalls) proxy(ctx context.Context, call admin.ProxyCall) ([]byte, e
 			key, version.Get().Version, status.Convert(err).Message())
 	}
 	return body, err
+}
+
+// gateway answers for one of whose Envoy there is no stream here: its process does, if it is a gateway
+// without Envoy.
+func (c *agentCalls) gateway(ctx context.Context, call admin.ProxyCall) ([]byte, error) {
+	who := call.Namespace + "/" + call.Name
+	var of insight.Subject
+	tables := c.catalog.Snapshot()
+	if i, ok := tables.ZoneIngresses.Get(resource.Key{Name: call.Name}); ok && i.Labels[meshv1alpha1.LabelOrigin] == "" {
+		of = insight.Gateway(insight.OfIngress, call.Name)
+	} else if _, ok := tables.ZoneEgresses.Get(resource.Key{Name: call.Name}); ok {
+		of = insight.Gateway(insight.OfEgress, call.Name)
+	} else {
+		return nil, status.Errorf(codes.NotFound, "zone %s has no ingress or egress %s", c.zone, call.Name)
+	}
+	if call.Question == admin.ProxyConfig || call.Question == admin.ProxyClusters || call.Question == admin.ProxyStats {
+		call.Namespace = "" // whichever engine it has, its process answers
+		return c.Call(ctx, call)
+	}
+	var live meshv1alpha1.Subscription
+	ok := false
+	if c.insights != nil {
+		live, ok = c.insights.Live(of)
+	}
+	if !ok {
+		return nil, &elsewhereError{status.Errorf(codes.Unavailable,
+			"the gateway %s has no stream to this instance (%s) of the control plane of zone %s", who, c.instance, c.zone)}
+	}
+	if call.Question != admin.ProxyStatus {
+		return nil, status.Errorf(codes.FailedPrecondition, "the gateway %s has no Envoy (--engine proxima): \"proxima proxy config %s\" shows what it carries", who, call.Name)
+	}
+	return c.gatewayState(who, of, &live)
+}
+
+// gatewayState of a gateway without Envoy: the stream of its view.
+func (c *agentCalls) gatewayState(who string, of insight.Subject, live *meshv1alpha1.Subscription) ([]byte, error) {
+	out := admin.ProxyState{
+		Dataplane: who, Mesh: build.AllMeshes, Zone: c.zone, Instance: c.instance, ControlPlane: version.Get().Version, Kind: of.Role.String(),
+		Program: "proxima", Since: live.ConnectTime.Time, Types: []admin.ProxyType{},
+		Reason: "a gateway without Envoy; \"proxima proxy stats " + of.Name + "\" has its metrics",
+	}
+	for _, s := range c.views.Status() {
+		if s.Node == of.Name {
+			out.Version, out.Peer = s.Version, s.Peer
+		}
+	}
+	for _, r := range live.Resources {
+		out.Types = append(out.Types, admin.ProxyType{
+			Type: r.Type, Sent: uint64(r.Sent), Acknowledged: uint64(r.Acknowledged), Rejected: uint64(r.Rejected),
+			Unanswered: int(r.Sent - r.Acknowledged - r.Rejected),
+		})
+	}
+	return json.Marshal(out)
 }
 
 // unsupervised is why nobody answers for a proxy that has its stream here.

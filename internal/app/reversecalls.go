@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/drain"
+	deltastream "github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -38,7 +39,9 @@ type agentCalls struct {
 	// zone of this control plane, and the name of this instance.
 	zone, instance string
 	heartbeat      *witness.Server
-	proxies        *proxies // nil: they are not served
+	proxies        *proxies            // nil: they are not served
+	views          *deltastream.Server // of agents; nil: there are no insights of gateways
+	insights       *insights
 	catalog        *catalog.Catalog
 	others         admin.Instances // nil: there are none
 	log            *slog.Logger

@@ -117,7 +117,8 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
 		return nil, err
 	}
-	cp.insights = newInsights(cp.api.client, cp.storage, cp.api, cp.log)
+	cp.insights = newInsights(cp.api.client, true, cp.storage, cp.api, cp.log)
+	cp.instance.insights = cp.insights
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.insights, cp.log); err != nil {
 		return nil, err
 	}
@@ -139,8 +140,8 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	}
 	cp.calls = &agentCalls{
 		zone: string(cfg.site()), instance: instanceName(cp.api.address), heartbeat: cp.instance.heartbeat, catalog: cp.instance.catalog,
-		proxies: cp.proxies,
-		others:  cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
+		proxies: cp.proxies, views: cp.instance.views, insights: cp.insights,
+		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.insights.runs, cp.insights.client = cp.others.runs, cp.leader.client

@@ -21,6 +21,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/xds"
 )
 
 // doctorFlags select the checks and the action.
@@ -155,17 +156,39 @@ func (c controlPlane) Status(ctx context.Context) (*admin.Status, error) {
 }
 
 // Proxies implements doctor.ControlPlane.
-func (c controlPlane) Proxies(ctx context.Context) ([]*v1alpha1.DataplaneInsight, error) {
-	client, err := kubeclient.New(c.cfg, []*resource.Descriptor{kind.DataplaneInsight})
+func (c controlPlane) Proxies(ctx context.Context) ([]doctor.Proxy, error) {
+	client, err := kubeclient.New(c.cfg, []*resource.Descriptor{kind.DataplaneInsight, kind.ZoneIngressInsight, kind.ZoneEgressInsight})
 	if err != nil {
 		return nil, err
 	}
 	list, _, err := client.List(ctx, kind.DataplaneInsight, resource.ListOptions{})
-	var out []*v1alpha1.DataplaneInsight
-	for _, obj := range list {
-		out = append(out, obj.(*v1alpha1.DataplaneInsight))
+	if err != nil {
+		return nil, explainAPI(c.cfg, err)
 	}
-	return out, explainAPI(c.cfg, err)
+	for _, d := range []*resource.Descriptor{kind.ZoneIngressInsight, kind.ZoneEgressInsight} {
+		if gateways, _, err := client.List(ctx, d, resource.ListOptions{}); err == nil { // a cluster may not serve them
+			list = append(list, gateways...)
+		}
+	}
+	var out []doctor.Proxy
+	for _, obj := range list {
+		out = append(out, proxyOf(obj))
+	}
+	return out, nil
+}
+
+// proxyOf an insight.
+func proxyOf(insight resource.Object) doctor.Proxy {
+	p := doctor.Proxy{Copied: insight.GetLabels()[v1alpha1.LabelOrigin] == v1alpha1.OriginZone}
+	switch i := insight.(type) {
+	case *v1alpha1.DataplaneInsight:
+		p.Name, p.Status = i.Namespace+"/"+i.Name, &i.Status
+	case *v1alpha1.ZoneIngressInsight:
+		p.Name, p.Status = xds.GatewayNamespace+"/"+i.Name, &i.Status
+	case *v1alpha1.ZoneEgressInsight:
+		p.Name, p.Status = xds.GatewayNamespace+"/"+i.Name, &i.Status
+	}
+	return p
 }
 
 // ServiceRanges implements doctor.ControlPlane.

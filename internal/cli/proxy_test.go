@@ -56,7 +56,7 @@ func TestProxyRows(t *testing.T) {
 		}),
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "e"}},
 	} {
-		rows = append(rows, rowOf(&i, versions))
+		rows = append(rows, rowOf(&i.ObjectMeta, "", &i.Status, versions))
 	}
 	var out strings.Builder
 	if err := printProxyRows(&out, rows, true, true, now); err != nil {
@@ -69,6 +69,19 @@ shop b <none> for 3h behind: Listener 1.40.0 v1.2.0 for 20h envoy cp-1
 shop c <none> no, since 60s as it was 1.40.0 v1.2.0 expired 60m ago envoy cp-1
 shop d east for 3h 1 rejected 1.40.0 v1.2.0 (restart needed) for 20h envoy cp-1
 shop e <none> never as it was <none> <none> <none> <none> <none>`)
+
+	// Gateways have a role, and are named as other commands want them.
+	gateway := rows[0]
+	own := v1alpha1.ClientInsightStatus{Online: true, Versions: &v1alpha1.ProxyVersions{Proxy: "proxima", Version: "v1.1.0"}}
+	rows = []proxyRow{gateway, rowOf(&metav1.ObjectMeta{Name: "in-1"}, "ingress", &own, versions)}
+	out.Reset()
+	if err := printProxyRows(&out, rows, false, false, now); err != nil {
+		t.Fatal(err)
+	}
+	table(t, out.String(), `
+NAME ROLE CONNECTED CONFIG VERSION SUPERVISOR CERTIFICATE
+a <none> for 3h accepted 1.40.0 v1.2.0 for 20h
+*/in-1 ingress never accepted v1.1.0 (restart needed) <none>`)
 }
 
 // TestEnvoyAnswers: tables of what Envoy answers, in the form of its admin interface.

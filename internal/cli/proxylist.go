@@ -13,17 +13,21 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/version"
+	"github.com/proxima-mesh/proxima/internal/xds"
 )
 
 // proxyRow is a proxy, as its insight has it.
 type proxyRow struct {
+	// Namespace of the Dataplane; "*": it is a gateway's, of this Role.
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	Role      string `json:"role,omitempty"`
 	// Zone of its control plane; empty: the one that is asked.
 	Zone   string    `json:"zone,omitempty"`
 	Online bool      `json:"online"`
@@ -46,10 +50,11 @@ func newProxyList(s *settings) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the proxies of workloads: who is connected, behind, or in need of a restart",
+		Short: "List the proxies of workloads and gateways: who is connected, behind, or in need of a restart",
 		Long: `List shows the proxies of Dataplanes, and gRPC programs, as their DataplaneInsights
-have them; at a global control plane those of all zones. A proxy is behind if it has
-not answered what it was sent for 10 s, and needs a restart if its supervisor is
+have them, and ingresses and egresses, of all namespaces, as */NAME; at a global
+control plane those of all zones. A proxy is behind if it has not answered what it was
+sent for 10 s, and needs a restart if its supervisor, or the process of a gateway, is
 older than the control plane: "proxima run" started again starts the new one.`,
 		Example: "  proxima proxy list\n  proxima proxy list -A -o wide", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +69,7 @@ older than the control plane: "proxima run" started again starts the new one.`,
 				return printValue(s.io.Out, rows, output)
 			}
 			if len(rows) == 0 {
-				fmt.Fprintln(s.io.Err, "No proxies found: no workload has one that has been connected (proxima run --sidecar starts one).")
+				fmt.Fprintln(s.io.Err, "No proxies found: no workload or gateway has one that has been connected (proxima run --sidecar starts one).")
 				return nil
 			}
 			return printProxyRows(s.io.Out, rows, all, output == "wide", time.Now())
@@ -82,7 +87,8 @@ func (s *settings) proxyRows(ctx context.Context, namespace string, all bool) ([
 	if err != nil {
 		return nil, err
 	}
-	path := "/apis/" + v1alpha1.SchemeGroupVersion.String()
+	api := "/apis/" + v1alpha1.SchemeGroupVersion.String()
+	path := api
 	if !all {
 		path += "/namespaces/" + c.namespace
 	}
@@ -90,10 +96,21 @@ func (s *settings) proxyRows(ctx context.Context, namespace string, all bool) ([
 	if err := s.call(ctx, http.MethodGet, path+"/dataplaneinsights", nil, &list); err != nil {
 		return nil, err
 	}
+	var ingresses v1alpha1.ZoneIngressInsightList
+	var egresses v1alpha1.ZoneEgressInsightList
+	// A cluster may not serve them, or not to this user.
+	_ = s.call(ctx, http.MethodGet, api+"/zoneingressinsights", nil, &ingresses)
+	_ = s.call(ctx, http.MethodGet, api+"/zoneegressinsights", nil, &egresses)
 	versions := s.controlPlanes(ctx)
 	rows := []proxyRow{}
 	for i := range list.Items {
-		rows = append(rows, rowOf(&list.Items[i], versions))
+		rows = append(rows, rowOf(&list.Items[i].ObjectMeta, "", &list.Items[i].Status, versions))
+	}
+	for i := range ingresses.Items {
+		rows = append(rows, rowOf(&ingresses.Items[i].ObjectMeta, "ingress", &ingresses.Items[i].Status, versions))
+	}
+	for i := range egresses.Items {
+		rows = append(rows, rowOf(&egresses.Items[i].ObjectMeta, "egress", &egresses.Items[i].Status, versions))
 	}
 	slices.SortFunc(rows, func(a, b proxyRow) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Zone, b.Zone), strings.Compare(a.Name, b.Name))
@@ -120,23 +137,31 @@ func (s *settings) controlPlanes(ctx context.Context) map[string]string {
 	return out
 }
 
-func rowOf(i *v1alpha1.DataplaneInsight, versions map[string]string) proxyRow {
-	r := proxyRow{Namespace: i.Namespace, Name: i.Name, Online: i.Status.Online, Rejected: i.Status.Rejected}
-	if i.Labels[v1alpha1.LabelOrigin] == v1alpha1.OriginZone {
-		r.Zone = i.Labels[v1alpha1.LabelZone]
+// rowOf an insight. role is that of a gateway; empty: it is of a Dataplane.
+func rowOf(of *metav1.ObjectMeta, role string, i *v1alpha1.ClientInsightStatus, versions map[string]string) proxyRow {
+	r := proxyRow{Namespace: of.Namespace, Name: of.Name, Role: role, Online: i.Online, Rejected: i.Rejected}
+	if role != "" {
+		r.Namespace = xds.GatewayNamespace
 	}
-	if v := i.Status.Versions; v != nil {
+	if of.Labels[v1alpha1.LabelOrigin] == v1alpha1.OriginZone {
+		r.Zone = of.Labels[v1alpha1.LabelZone]
+	}
+	if v := i.Versions; v != nil {
 		r.Versions = *v
 	}
-	r.Restart = version.Older(r.Versions.Supervisor, cmp.Or(versions[r.Zone], versions[""]))
-	if c := i.Status.Certificate; c != nil {
+	own := r.Versions.Supervisor
+	if role != "" && own == "" {
+		own = r.Versions.Version // without Envoy it is of this program
+	}
+	r.Restart = version.Older(own, cmp.Or(versions[r.Zone], versions[""]))
+	if c := i.Certificate; c != nil {
 		r.Expiry = c.Expiry.Time
 	}
-	n := len(i.Status.Subscriptions)
+	n := len(i.Subscriptions)
 	if n == 0 {
 		return r
 	}
-	last := &i.Status.Subscriptions[n-1]
+	last := &i.Subscriptions[n-1]
 	r.Since, r.Instance = last.ConnectTime.Time, last.Instance
 	if last.DisconnectTime != nil {
 		r.Since = last.DisconnectTime.Time
@@ -151,6 +176,7 @@ func rowOf(i *v1alpha1.DataplaneInsight, versions map[string]string) proxyRow {
 
 func printProxyRows(out io.Writer, rows []proxyRow, namespaces, wide bool, now time.Time) error {
 	zones := slices.ContainsFunc(rows, func(r proxyRow) bool { return r.Zone != "" })
+	gateways := slices.ContainsFunc(rows, func(r proxyRow) bool { return r.Role != "" })
 	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
 	line := func(r []string) { fmt.Fprintln(w, strings.Join(r, "\t")) }
 	var head []string
@@ -158,6 +184,9 @@ func printProxyRows(out io.Writer, rows []proxyRow, namespaces, wide bool, now t
 		head = append(head, "NAMESPACE")
 	}
 	head = append(head, "NAME")
+	if gateways {
+		head = append(head, "ROLE")
+	}
 	if zones {
 		head = append(head, "ZONE")
 	}
@@ -172,7 +201,14 @@ func printProxyRows(out io.Writer, rows []proxyRow, namespaces, wide bool, now t
 		if namespaces {
 			cells = append(cells, r.Namespace)
 		}
-		cells = append(cells, r.Name)
+		name := r.Name
+		if r.Role != "" && !namespaces {
+			name = r.Namespace + "/" + name // as other commands want it
+		}
+		cells = append(cells, name)
+		if gateways {
+			cells = append(cells, orNone(r.Role))
+		}
 		if zones {
 			cells = append(cells, orNone(r.Zone))
 		}
@@ -210,7 +246,7 @@ func configText(r *proxyRow) string {
 
 func supervisorText(r *proxyRow) string {
 	if r.Restart {
-		return r.Versions.Supervisor + " (restart needed)"
+		return strings.TrimSpace(r.Versions.Supervisor + " (restart needed)")
 	}
 	return orNone(r.Versions.Supervisor)
 }

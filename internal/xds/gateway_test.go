@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit/envoytest"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // gatewayRig is the Envoy of an ingress, an endpoint that ends TLS, and what Envoy hands over to.
@@ -76,6 +78,12 @@ func newGatewayRig(t *testing.T) *gatewayRig {
 	}
 	r.envoy = envoytest.Start(t, dir, string(text))
 	r.envoy.WaitReady()
+	seen := r.plane.seen
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if want := insight.Gateway(insight.OfIngress, "i1"); !slices.Contains(seen.connected, want) {
+		t.Errorf("the insight of %s is not told of its stream: %v", want, seen.connected)
+	}
 	return r
 }
 

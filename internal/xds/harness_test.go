@@ -53,21 +53,26 @@ type plane struct {
 	roots []byte
 }
 
-// observer keeps what was refused.
+// observer keeps what was refused, and who has connected.
 type observer struct {
-	mu      sync.Mutex
-	refused []string
+	mu        sync.Mutex
+	refused   []string
+	connected []insight.Subject
 }
 
-func (o *observer) Connected(catalog.Key, insight.Connection)    {}
-func (o *observer) Disconnected(catalog.Key, string)             {}
-func (o *observer) Sent(_ catalog.Key, _, _ string)              {}
-func (o *observer) Acked(_ catalog.Key, _, _ string, _ []string) {}
-func (o *observer) Released(_ catalog.Key, _, _, _ string)       {}
-func (o *observer) Nacked(_ catalog.Key, _, typ string, names []string, why insight.Rejection) {
+func (o *observer) Connected(s insight.Subject, _ insight.Connection) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.connected = append(o.connected, s)
+}
+func (o *observer) Disconnected(insight.Subject, string)             {}
+func (o *observer) Sent(_ insight.Subject, _, _ string)              {}
+func (o *observer) Acked(_ insight.Subject, _, _ string, _ []string) {}
+func (o *observer) Released(_ insight.Subject, _, _, _ string)       {}
+func (o *observer) Nacked(_ insight.Subject, _, typ string, names []string, why insight.Rejection) {
 	o.refuse(fmt.Sprint(typ, " ", names, ": ", why.Error))
 }
-func (o *observer) Withheld(_ catalog.Key, _, typ, name string, why insight.Rejection) {
+func (o *observer) Withheld(_ insight.Subject, _, typ, name string, why insight.Rejection) {
 	o.refuse(typ + " " + name + ": " + why.Error)
 }
 func (o *observer) refuse(text string) {

@@ -10,8 +10,8 @@ type reporter struct{ *stream }
 
 // Acked implements delta.Reporter.
 func (r reporter) Acked(typ string, names []string) {
-	if o := r.server.observer(r.info.Client); o != nil {
-		o.Acked(r.info.Client.Dataplane, r.info.ID, typ, names)
+	if o := r.server.config.Observer; o != nil {
+		o.Acked(r.info.Client.Subject(), r.info.ID, typ, names)
 	}
 }
 
@@ -20,8 +20,8 @@ func (r reporter) Nacked(typ string, names []string, reason string) {
 	r.nacked.Store(true)
 	r.server.metrics.rejected(typ)
 	r.server.config.Log.Warn("configuration refused by proxy", "client", r.info.Client, "type", typ, "reason", reason)
-	if o := r.server.observer(r.info.Client); o != nil {
-		o.Nacked(r.info.Client.Dataplane, r.info.ID, typ, names, insight.Rejection{Error: reason})
+	if o := r.server.config.Observer; o != nil {
+		o.Nacked(r.info.Client.Subject(), r.info.ID, typ, names, insight.Rejection{Error: reason})
 	}
 }
 
@@ -34,14 +34,14 @@ func (r reporter) Refused(one delta.Quarantined, alone bool) {
 // Withheld implements delta.Reporter.
 func (r reporter) Withheld(one delta.Quarantined) {
 	r.nacked.Store(true)
-	if o := r.server.observer(r.info.Client); o != nil {
-		o.Withheld(r.info.Client.Dataplane, r.info.ID, one.Type, one.Name, insight.Rejection{Error: one.Reason})
+	if o := r.server.config.Observer; o != nil {
+		o.Withheld(r.info.Client.Subject(), r.info.ID, one.Type, one.Name, insight.Rejection{Error: one.Reason})
 	}
 }
 
 // Released implements delta.Reporter.
 func (r reporter) Released(ref delta.Ref) {
-	if o := r.server.observer(r.info.Client); o != nil {
-		o.Released(r.info.Client.Dataplane, r.info.ID, ref.Type, ref.Name)
+	if o := r.server.config.Observer; o != nil {
+		o.Released(r.info.Client.Subject(), r.info.ID, ref.Type, ref.Name)
 	}
 }

@@ -74,25 +74,25 @@ func ParseClientID(id string) (ClientID, error) {
 	return ClientID{Mesh: parts[0], Dataplane: catalog.Key{Namespace: parts[1], Name: parts[2]}}, nil
 }
 
-// Observer is told what happens on streams: of the Dataplane key, on the stream with an ID that
+// Observer is told what happens on streams: of the proxy of a Dataplane or a gateway, on the stream with an ID that
 // no other stream has, of resources of the type URL typ. Its methods must not block. An
 // insight.Recorder is one.
 type Observer interface {
 	// Connected: a stream was admitted.
-	Connected(key catalog.Key, c insight.Connection)
-	Disconnected(key catalog.Key, id string)
+	Connected(key insight.Subject, c insight.Connection)
+	Disconnected(key insight.Subject, id string)
 	// Sent: a response was sent.
-	Sent(key catalog.Key, id, typ string)
+	Sent(key insight.Subject, id, typ string)
 	// Acked: the proxy took a response with these resources, set or removed. Those of which it has
 	// a version other than the one that was refused are not named.
-	Acked(key catalog.Key, id, typ string, names []string)
+	Acked(key insight.Subject, id, typ string, names []string)
 	// Nacked: the proxy refused a response. The cause is among these resources; those that are not
 	// are acknowledged or released later.
-	Nacked(key catalog.Key, id, typ string, names []string, why insight.Rejection)
+	Nacked(key insight.Subject, id, typ string, names []string, why insight.Rejection)
 	// Withheld: the present version of a resource is not sent to the proxy, as others refused it.
-	Withheld(key catalog.Key, id, typ, name string, why insight.Rejection)
+	Withheld(key insight.Subject, id, typ, name string, why insight.Rejection)
 	// Released: a resource that was refused or withheld is so no more.
-	Released(key catalog.Key, id, typ, name string)
+	Released(key insight.Subject, id, typ, name string)
 }
 
 // StreamInfo describes a stream that was admitted.
@@ -285,12 +285,15 @@ func (s *Server) connect(client ClientID, variant build.Variant) (*build.Connect
 	return s.config.Builder.ConnectGateway(client.Gateway, client.Dataplane.Name)
 }
 
-// observer of a client; nil: nobody is told. What is observed of Dataplanes is not of gateways.
-func (s *Server) observer(c ClientID) Observer {
-	if c.Gateway != build.NoRole {
-		return nil
+// Subject of what is observed of a client.
+func (c ClientID) Subject() insight.Subject {
+	switch c.Gateway {
+	case build.Ingress:
+		return insight.Gateway(insight.OfIngress, c.Dataplane.Name)
+	case build.Egress:
+		return insight.Gateway(insight.OfEgress, c.Dataplane.Name)
 	}
-	return s.config.Observer
+	return insight.Workload(c.Dataplane)
 }
 
 // readyTimeout is how long a stream waits for a server that has just started. Then the client does
@@ -363,8 +366,8 @@ func (s *Server) add(st *stream) {
 	s.streams[st.number] = st
 	s.mu.Unlock()
 	s.config.Log.Info("proxy connected", "client", st.info.Client, "kind", st.info.Variant, "version", st.info.Version, "peer", st.info.Peer)
-	if o := s.observer(st.info.Client); o != nil {
-		o.Connected(st.info.Client.Dataplane, insight.Connection{ID: st.info.ID, Versions: meshv1alpha1.ProxyVersions{
+	if o := s.config.Observer; o != nil {
+		o.Connected(st.info.Client.Subject(), insight.Connection{ID: st.info.ID, Versions: meshv1alpha1.ProxyVersions{
 			Proxy: st.info.Program, Version: st.info.Version, Supervisor: st.info.Supervisor,
 		}})
 	}
@@ -384,8 +387,8 @@ func (s *Server) remove(st *stream, err error) {
 		reason = status.Convert(err).Message()
 	}
 	s.config.Log.Info("proxy disconnected", "client", st.info.Client, "reason", reason)
-	if o := s.observer(st.info.Client); o != nil {
-		o.Disconnected(st.info.Client.Dataplane, st.info.ID)
+	if o := s.config.Observer; o != nil {
+		o.Disconnected(st.info.Client.Subject(), st.info.ID)
 	}
 }
 

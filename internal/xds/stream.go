@@ -219,8 +219,8 @@ func (st *stream) send(f *delta.Frame) error {
 		return err
 	}
 	st.server.metrics.sent(f)
-	if o := st.server.observer(st.info.Client); o != nil {
-		o.Sent(st.info.Client.Dataplane, st.info.ID, f.Type)
+	if o := st.server.config.Observer; o != nil {
+		o.Sent(st.info.Client.Subject(), st.info.ID, f.Type)
 	}
 	return nil
 }

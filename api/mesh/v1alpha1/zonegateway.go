@@ -159,13 +159,17 @@ type ClientInsightStatus struct {
 	// Online: the client has an open connection.
 	// +optional
 	Online bool `json:"online,omitempty"`
-	// Subscriptions are its newest connections, the newest last. At most 2.
+	// Subscriptions are its newest connections, the newest last. At most 2; of a gateway at most 10.
 	// +optional
 	// +listType=atomic
 	Subscriptions []Subscription `json:"subscriptions,omitempty"`
-	// Certificate of the client. Empty: it has none.
+	// Certificate of the client. Empty: it has none. Of a gateway the one that ends first.
 	// +optional
 	Certificate *CertificateInsight `json:"certificate,omitempty"`
+	// Certificates of a gateway, which has one in each mesh. At most 64.
+	// +optional
+	// +listType=atomic
+	Certificates []CertificateInsight `json:"certificates,omitempty"`
 	// Versions of the programs of a proxy, as it states them.
 	// +optional
 	Versions *ProxyVersions `json:"versions,omitempty"`
@@ -179,11 +183,17 @@ type ClientInsightStatus struct {
 	// +listType=map
 	// +listMapKey=port
 	Learned []LearnedPort `json:"learned,omitempty"`
+	// Conditions of a gateway: ProxyConnected, ConfigAccepted, ProxyReady and CertificateValid. Those of
+	// a workload are on its Dataplane.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // ProxyVersions are the programs of a proxy.
 type ProxyVersions struct {
-	// Proxy: envoy, or the user agent of a gRPC client.
+	// Proxy: envoy, the user agent of a gRPC client, or proxima, which is a gateway without Envoy.
 	// +optional
 	Proxy string `json:"proxy,omitempty"`
 	// Version of it.
@@ -217,6 +227,9 @@ type LearnedPort struct {
 
 // CertificateInsight is the state of a certificate that was issued to a workload.
 type CertificateInsight struct {
+	// Mesh that it is of. Of gateways alone.
+	// +optional
+	Mesh string `json:"mesh,omitempty"`
 	// Identity that it is for, a SPIFFE ID.
 	// +optional
 	Identity string `json:"identity,omitempty"`

@@ -438,6 +438,13 @@ func (in *ClientInsightStatus) DeepCopyInto(out *ClientInsightStatus) {
 		*out = new(CertificateInsight)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Certificates != nil {
+		in, out := &in.Certificates, &out.Certificates
+		*out = make([]CertificateInsight, len(*in))
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
+	}
 	if in.Versions != nil {
 		in, out := &in.Versions, &out.Versions
 		*out = new(ProxyVersions)
@@ -451,6 +458,13 @@ func (in *ClientInsightStatus) DeepCopyInto(out *ClientInsightStatus) {
 	if in.Learned != nil {
 		in, out := &in.Learned, &out.Learned
 		*out = make([]LearnedPort, len(*in))
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
+	}
+	if in.Conditions != nil {
+		in, out := &in.Conditions, &out.Conditions
+		*out = make([]v1.Condition, len(*in))
 		for i := range *in {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}

@@ -1365,6 +1365,13 @@ func schema_proxima_api_mesh_v1alpha1_CertificateInsight(ref common.ReferenceCal
 				Description: "CertificateInsight is the state of a certificate that was issued to a workload.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"mesh": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mesh that it is of. Of gateways alone.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"identity": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Identity that it is for, a SPIFFE ID.",
@@ -1429,7 +1436,7 @@ func schema_proxima_api_mesh_v1alpha1_ClientInsightStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Subscriptions are its newest connections, the newest last. At most 2.",
+							Description: "Subscriptions are its newest connections, the newest last. At most 2; of a gateway at most 10.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1442,8 +1449,26 @@ func schema_proxima_api_mesh_v1alpha1_ClientInsightStatus(ref common.ReferenceCa
 					},
 					"certificate": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Certificate of the client. Empty: it has none.",
+							Description: "Certificate of the client. Empty: it has none. Of a gateway the one that ends first.",
 							Ref:         ref(v1alpha1.CertificateInsight{}.OpenAPIModelName()),
+						},
+					},
+					"certificates": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Certificates of a gateway, which has one in each mesh. At most 64.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.CertificateInsight{}.OpenAPIModelName()),
+									},
+								},
+							},
 						},
 					},
 					"versions": {
@@ -1491,11 +1516,32 @@ func schema_proxima_api_mesh_v1alpha1_ClientInsightStatus(ref common.ReferenceCa
 							},
 						},
 					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions of a gateway: ProxyConnected, ConfigAccepted, ProxyReady and CertificateValid. Those of a workload are on its Dataplane.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.CertificateInsight{}.OpenAPIModelName(), v1alpha1.LearnedPort{}.OpenAPIModelName(), v1alpha1.ProxyVersions{}.OpenAPIModelName(), v1alpha1.RejectedResource{}.OpenAPIModelName(), v1alpha1.Subscription{}.OpenAPIModelName()},
+			v1alpha1.CertificateInsight{}.OpenAPIModelName(), v1alpha1.LearnedPort{}.OpenAPIModelName(), v1alpha1.ProxyVersions{}.OpenAPIModelName(), v1alpha1.RejectedResource{}.OpenAPIModelName(), v1alpha1.Subscription{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -5019,7 +5065,7 @@ func schema_proxima_api_mesh_v1alpha1_ProxyVersions(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"proxy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Proxy: envoy, or the user agent of a gRPC client.",
+							Description: "Proxy: envoy, the user agent of a gRPC client, or proxima, which is a gateway without Envoy.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

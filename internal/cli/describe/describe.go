@@ -65,6 +65,10 @@ func (d *Describer) Describe(ctx context.Context, out io.Writer, kind *resource.
 		err = d.pod(ctx, p, obj)
 	case *corev1.Node:
 		err = d.node(ctx, p, obj)
+	case *mesh.ZoneIngress:
+		err = d.gateway(ctx, p, obj, &obj.Spec)
+	case *mesh.ZoneEgress:
+		err = d.gateway(ctx, p, obj, &obj.Spec)
 	case *networkingv1.ServiceCIDR:
 		err = d.serviceCIDR(ctx, p, obj)
 	case *corev1.Secret:

@@ -31,7 +31,27 @@ type Admission struct {
 	// End, if not nil, ends the stream when it is closed: the client is to be
 	// admitted again.
 	End <-chan struct{}
+	// Observer is told what happens on the stream; nil: nobody is.
+	Observer Observer
 }
+
+// Observer is told what happens on one stream, from when it was admitted. Its methods are called
+// concurrently, and must not block.
+type Observer interface {
+	// Sent: a response with resources of this type was sent.
+	Sent(typ string)
+	// Answered: the client took a response, or refused it for a reason.
+	Answered(typ, refused string)
+	// Ended: the stream is over. An answer that arrives meanwhile may be told after it.
+	Ended()
+}
+
+// silent is the Observer of a stream that has none.
+type silent struct{}
+
+func (silent) Sent(string)             {}
+func (silent) Answered(string, string) {}
+func (silent) Ended()                  {}
 
 // ServerConfig configures a Server. All but Admit may be left out.
 type ServerConfig struct {
@@ -119,6 +139,8 @@ type serverStream struct {
 	peer   string
 	since  time.Time
 	scope  *delta.Scope
+	// observer of the stream.
+	observer Observer
 	// asked holds a token after a request that may have an answer.
 	asked chan struct{}
 
@@ -139,12 +161,16 @@ func (s *Server) serve(stream grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
+	if admission.Observer == nil {
+		admission.Observer = silent{}
+	}
+	defer admission.Observer.Ended()
 	if err := stream.SendHeader(admission.Header); err != nil {
 		return err
 	}
 	st := &serverStream{
 		server: s, grpc: stream, node: first.GetNode().GetId(), client: first.GetNode().GetUserAgentVersion(), since: s.config.Now(),
-		scope: admission.Scope, session: delta.NewSession(admission.Scope), asked: make(chan struct{}, 1),
+		scope: admission.Scope, observer: admission.Observer, session: delta.NewSession(admission.Scope), asked: make(chan struct{}, 1),
 	}
 	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
 		st.peer = p.Addr.String()
@@ -198,6 +224,7 @@ func (st *serverStream) run(first *discovery.DeltaDiscoveryRequest, size int, en
 			}
 			st.sent.Add(uint64(len(f.Data)))
 			st.responses.Add(1)
+			st.observer.Sent(f.Type)
 			select {
 			case err := <-failed:
 				return err
@@ -269,6 +296,9 @@ func (st *serverStream) take(r *discovery.DeltaDiscoveryRequest, size int) error
 	st.mu.Unlock()
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if request.Nonce != "" {
+		st.observer.Answered(request.Type, request.Rejected)
 	}
 	if request.Nonce == "" || len(request.Subscribe)+len(request.Unsubscribe) > 0 {
 		select {

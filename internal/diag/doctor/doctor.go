@@ -16,7 +16,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/version"
 
-	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	noderanges "github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/problem"
@@ -70,7 +69,7 @@ type ControlPlane interface {
 	// ServiceRanges are those of all ServiceCIDRs.
 	ServiceRanges(ctx context.Context) ([]netip.Prefix, error)
 	// Proxies of workloads, as they are observed.
-	Proxies(ctx context.Context) ([]*meshv1alpha1.DataplaneInsight, error)
+	Proxies(ctx context.Context) ([]Proxy, error)
 }
 
 // Port is one that "proxima up" listens on unless it is configured otherwise.

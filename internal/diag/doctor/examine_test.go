@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/version"
 
-	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node"
@@ -31,10 +30,10 @@ func (a fakeAgent) Dump(context.Context) (admin.NodeDump, error) { return *a.dum
 
 // fakePlane answers with what it holds, or with err.
 type fakePlane struct {
-	err     error
-	skew    time.Duration
-	status  admin.Status
-	proxies []*meshv1alpha1.DataplaneInsight
+	err      error
+	skew     time.Duration
+	status   admin.Status
+	proxies []Proxy
 	// hangs until the context ends.
 	hangs bool
 }
@@ -55,7 +54,7 @@ func (p fakePlane) ServiceRanges(context.Context) ([]netip.Prefix, error) {
 	return []netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}, p.err
 }
 
-func (p fakePlane) Proxies(context.Context) ([]*meshv1alpha1.DataplaneInsight, error) {
+func (p fakePlane) Proxies(context.Context) ([]Proxy, error) {
 	return p.proxies, p.err
 }
 

@@ -22,7 +22,28 @@ const certificateLeft = 4
 // maxNamedProxies of a finding.
 const maxNamedProxies = 5
 
-// proxies are the findings about the proxies of workloads; none where there are none.
+// Proxy is that of a workload or a gateway.
+type Proxy struct {
+	// Name as the commands "proxima proxy" want it: NAMESPACE/NAME, or */NAME of a gateway.
+	Name string
+	// Copied from another control plane, whose business it is: that may be older.
+	Copied bool
+	Status *meshv1alpha1.ClientInsightStatus
+}
+
+// program is the version of ours that the proxy is run by: its supervisor, or the process of a gateway
+// without Envoy.
+func (p *Proxy) program() string {
+	if v := p.Status.Versions; v != nil {
+		if v.Supervisor == "" && v.Proxy == "proxima" {
+			return v.Version
+		}
+		return v.Supervisor
+	}
+	return ""
+}
+
+// proxies are the findings about the proxies of workloads and gateways; none where there are none.
 func (x examiner) proxies(ctx context.Context, plane string) []Finding {
 	insights, err := x.ControlPlane.Proxies(ctx)
 	if err != nil || len(insights) == 0 {
@@ -32,10 +53,10 @@ func (x examiner) proxies(ctx context.Context, plane string) []Finding {
 }
 
 // proxyFindings of insights, at a control plane of this version.
-func proxyFindings(insights []*meshv1alpha1.DataplaneInsight, plane string, now time.Time) []Finding {
+func proxyFindings(all []Proxy, plane string, now time.Time) []Finding {
 	var ending, rejecting, outdated []string
-	for _, i := range insights {
-		who := i.Namespace + "/" + i.Name
+	for k := range all {
+		i, who := &all[k], all[k].Name
 		if c := i.Status.Certificate; c != nil {
 			left, life := c.Expiry.Sub(now), c.Expiry.Sub(c.LastIssue.Time)
 			switch {
@@ -52,10 +73,8 @@ func proxyFindings(insights []*meshv1alpha1.DataplaneInsight, plane string, now 
 			}
 			rejecting = append(rejecting, fmt.Sprintf("%s: %s %s%s", who, r.Type, r.Name, from))
 		}
-		// Those of zones are the business of their control planes, which may be older.
-		copied := i.Labels[meshv1alpha1.LabelOrigin] == meshv1alpha1.OriginZone
-		if v := i.Status.Versions; v != nil && i.Status.Online && !copied && version.Older(v.Supervisor, plane) {
-			outdated = append(outdated, fmt.Sprintf("%s (%s)", who, v.Supervisor))
+		if v := i.program(); i.Status.Online && !i.Copied && version.Older(v, plane) {
+			outdated = append(outdated, fmt.Sprintf("%s (%s)", who, v))
 		}
 	}
 	certificates := Finding{ID: checkProxyCertificates, Check: "certificates of proxies", Note: "are renewed"}
@@ -70,8 +89,8 @@ func proxyFindings(insights []*meshv1alpha1.DataplaneInsight, plane string, now 
 	}
 	versions := Finding{ID: checkProxyVersions, Check: "versions of proxies", Note: "are those of the control plane, or newer"}
 	if len(outdated) > 0 {
-		versions.fail(problem.ProxyOutdated, fmt.Sprintf("supervisors are older than the control plane (%s): %s", plane, someOf(outdated)),
-			"install the new release on their machines, and start the workloads again")
+		versions.fail(problem.ProxyOutdated, fmt.Sprintf("supervisors, or gateways, are older than the control plane (%s): %s", plane, someOf(outdated)),
+			"install the new release on their machines, and start the workloads and gateways again")
 	}
 	return []Finding{certificates, config, versions}
 }

@@ -38,8 +38,14 @@ func TestProxies(t *testing.T) {
 		version("v1.1.0")(i)
 		i.Labels = map[string]string{meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone}
 	}
+	of := func(what any) Proxy {
+		if i, ok := what.(*meshv1alpha1.DataplaneInsight); ok {
+			return Proxy{i.Namespace + "/" + i.Name, i.Labels[meshv1alpha1.LabelOrigin] != "", &i.Status}
+		}
+		return what.(Proxy)
+	}
 	for name, test := range map[string]struct {
-		of   *meshv1alpha1.DataplaneInsight
+		of   any
 		code problem.Code // "": all is well
 		want string
 	}{
@@ -52,10 +58,14 @@ func TestProxies(t *testing.T) {
 		"newer":            {proxy("web", version("v1.3.0")), "", ""},
 		"no supervisor":    {proxy("web", version("")), "", ""},
 		"of another plane": {proxy("web", foreign), "", ""},
+		"an old gateway": {
+			Proxy{Name: "*/in-1", Status: &meshv1alpha1.ClientInsightStatus{Online: true, Versions: &meshv1alpha1.ProxyVersions{Proxy: "proxima", Version: "v1.1.0"}}},
+			problem.ProxyOutdated, "*/in-1 (v1.1.0)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := problem.Code("")
-			for _, f := range proxyFindings([]*meshv1alpha1.DataplaneInsight{test.of}, "v1.2.0", now) {
+			for _, f := range proxyFindings([]Proxy{of(test.of)}, "v1.2.0", now) {
 				if f.Problem == "" {
 					continue
 				}

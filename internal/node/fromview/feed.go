@@ -53,6 +53,8 @@ type FeedConfig struct {
 	// plane's Node object overrides.
 	Node string
 	Zone locality.Zone
+	// Cluster is what a gateway says of itself: wire.IngressCluster or wire.EgressCluster.
+	Cluster string
 	// Version of the agent, which it announces; empty: none.
 	Version string
 	// StateFile keeps the last state; empty: it is not kept.
@@ -182,7 +184,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	client := stream.NewClient(stream.ClientConfig{
 		Conn: conn, Method: "/" + wire.GRPCService + "/" + wire.Method, Types: resourceTypes,
 		Node: &core.Node{
-			Id: f.config.Node, Locality: &core.Locality{Zone: string(f.config.Zone)},
+			Id: f.config.Node, Cluster: f.config.Cluster, Locality: &core.Locality{Zone: string(f.config.Zone)},
 			UserAgentName: "proxima", UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: f.config.Version},
 		},
 		Follower: (*follower)(f), Log: f.config.Logger,

@@ -103,6 +103,8 @@ func validateZoneInsight(i, old *mesh.ZoneInsight) field.ErrorList {
 const (
 	maxZoneSubscriptions   = 10
 	maxClientSubscriptions = 2
+	// maxGatewaySubscriptions of a gateway.
+	maxGatewaySubscriptions = 10
 )
 
 func checkSubscriptions(path *field.Path, all []mesh.Subscription, limit int) field.ErrorList {

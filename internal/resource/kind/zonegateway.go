@@ -3,7 +3,6 @@ package kind
 import (
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -71,7 +70,7 @@ var ZoneIngressInsight = &resource.Descriptor{
 	NewList: func() runtime.Object { return &mesh.ZoneIngressInsightList{} },
 
 	Validate: compare(func(i, old *mesh.ZoneIngressInsight) field.ErrorList {
-		return append(checkMetaOf(i, old, false, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status)...)
+		return append(checkMetaOf(i, old, false, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status, maxGatewaySubscriptions)...)
 	}),
 	Columns: clientInsightColumns(),
 	Cells:   of(func(i *mesh.ZoneIngressInsight) []any { return clientInsightCells(i, &i.Status) }),
@@ -89,7 +88,7 @@ var ZoneEgressInsight = &resource.Descriptor{
 	NewList: func() runtime.Object { return &mesh.ZoneEgressInsightList{} },
 
 	Validate: compare(func(i, old *mesh.ZoneEgressInsight) field.ErrorList {
-		return append(checkMetaOf(i, old, false, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status)...)
+		return append(checkMetaOf(i, old, false, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status, maxGatewaySubscriptions)...)
 	}),
 	Columns: clientInsightColumns(),
 	Cells:   of(func(i *mesh.ZoneEgressInsight) []any { return clientInsightCells(i, &i.Status) }),
@@ -108,21 +107,10 @@ var DataplaneInsight = &resource.Descriptor{
 	NewList: func() runtime.Object { return &mesh.DataplaneInsightList{} },
 
 	Validate: compare(func(i, old *mesh.DataplaneInsight) field.ErrorList {
-		return append(checkMetaOf(i, old, true, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status)...)
+		return append(checkMetaOf(i, old, true, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status, maxClientSubscriptions)...)
 	}),
-	Columns: []metav1.TableColumnDefinition{
-		nameColumn(),
-		column("Online", "Whether there is an open connection."),
-		column("Version", "The version of the proxy."),
-		column("Rejected", "The resources that the proxy rejects."),
-		column("Certificate", "How long the newest certificate is valid."),
-		column("Issued", "The number of certificates that were issued."),
-		ageColumn(),
-		wide("Identity", "The identity in the certificate."),
-		wide("Instance", "The instance of the control plane that the newest connection is or was to."),
-		wide("Connections", "The number of the proxy's connections that are known."),
-	},
-	Cells: of(dataplaneInsightCells),
+	Columns: clientInsightColumns(),
+	Cells:   of(func(i *mesh.DataplaneInsight) []any { return clientInsightCells(i, &i.Status) }),
 }
 
 // checkGateway allows loopback addresses: several zones can be on one machine.
@@ -183,9 +171,9 @@ func gatewayCells(obj metav1.Object, g *mesh.ZoneGatewaySpec) []any {
 	}
 }
 
-func checkClientInsight(s *mesh.ClientInsightStatus) field.ErrorList {
+func checkClientInsight(s *mesh.ClientInsightStatus, subscriptions int) field.ErrorList {
 	path := field.NewPath("status")
-	errs := checkSubscriptions(path.Child("subscriptions"), s.Subscriptions, maxClientSubscriptions)
+	errs := checkSubscriptions(path.Child("subscriptions"), s.Subscriptions, subscriptions)
 	for i := range s.Subscriptions {
 		at, types := path.Child("subscriptions").Index(i).Child("resources"), set[string]{}
 		if n := len(s.Subscriptions[i].Resources); n > maxResourceTypes {
@@ -195,6 +183,9 @@ func checkClientInsight(s *mesh.ClientInsightStatus) field.ErrorList {
 		for k, r := range s.Subscriptions[i].Resources {
 			errs = append(errs, keyed(at.Index(k).Child("type"), r.Type, types)...)
 		}
+	}
+	if n := len(s.Certificates); n > maxCertificates {
+		errs = append(errs, field.TooMany(path.Child("certificates"), n, maxCertificates))
 	}
 	if n := len(s.Rejected); n > maxRejected {
 		errs = append(errs, field.TooMany(path.Child("rejected"), n, maxRejected))
@@ -224,6 +215,7 @@ func keyed(path *field.Path, value string, others set[string]) field.ErrorList {
 const (
 	maxResourceTypes = 16
 	maxRejected      = 16
+	maxCertificates  = 64
 	maxLearned       = 256
 )
 
@@ -231,31 +223,28 @@ func clientInsightColumns() []metav1.TableColumnDefinition {
 	return []metav1.TableColumnDefinition{
 		nameColumn(),
 		column("Online", "Whether there is an open connection."),
+		column("Version", "The version of the proxy."),
+		column("Rejected", "The resources that the proxy rejects."),
 		column("Certificate", "How long the newest certificate is valid."),
 		column("Issued", "The number of certificates that were issued."),
 		ageColumn(),
 		wide("Identity", "The identity in the certificate."),
+		wide("Instance", "The instance of the control plane that the newest connection is or was to."),
+		wide("Connections", "The number of the proxy's connections that are known."),
 	}
 }
 
 func clientInsightCells(obj metav1.Object, s *mesh.ClientInsightStatus) []any {
-	expiry, identity := none, none
-	var issued int64
+	expiry, identity, version, instance := none, none, none, none
+	var issued, connections int64
 	if c := s.Certificate; c != nil {
 		expiry, identity, issued = c.Expiry.UTC().Format("2006-01-02T15:04:05Z"), orElse(c.Identity, none), c.Generations
 	}
-	return []any{obj.GetName(), fmt.Sprint(s.Online), expiry, issued, age(obj), identity}
-}
-
-func dataplaneInsightCells(i *mesh.DataplaneInsight) []any {
-	s := &i.Status
-	version, instance, connections := none, none, int64(0)
 	if v := s.Versions; v != nil {
 		version = orElse(v.Version, none)
 	}
 	if n := len(s.Subscriptions); n > 0 {
 		instance, connections = orElse(s.Subscriptions[n-1].Instance, none), s.Subscriptions[n-1].Generation
 	}
-	cells := clientInsightCells(i, s)
-	return append(slices.Insert(cells, 2, any(version), any(len(s.Rejected))), instance, connections)
+	return []any{obj.GetName(), fmt.Sprint(s.Online), version, len(s.Rejected), expiry, issued, age(obj), identity, instance, connections}
 }

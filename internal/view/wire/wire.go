@@ -34,6 +34,13 @@ const (
 	WorkloadType = "type.googleapis.com/proxima.node.v1.Workload"
 )
 
+// What an agent that is a gateway between zones says of itself, as the cluster of its Node. One behind
+// an Envoy says nothing: the Envoy does.
+const (
+	IngressCluster = "gateway/ingress"
+	EgressCluster  = "gateway/egress"
+)
+
 // ZoneHeader is the response header that names the zone whose view is sent.
 const ZoneHeader = "proxima-zone"
 

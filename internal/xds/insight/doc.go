@@ -8,5 +8,9 @@
 // or disconnects, rejects something, gets a certificate, or uses a service port for the first
 // time, at most once in 10 s per proxy, and never because of an acknowledgement alone. Each
 // instance records the streams that it has; the one that leads ends those of instances that have
-// gone. Enter at New. It decides nothing about what proxies are sent.
+// gone.
+//
+// Gateways between zones are observed alike, into ZoneIngressInsights and ZoneEgressInsights: the stream
+// of the Envoy of a gateway, or, without one, that of the view of its process, never both. They have
+// their conditions in the insight, and a certificate in each mesh. Enter at New. It decides nothing about what proxies are sent.
 package insight

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var web = resource.Key{Namespace: "shop", Name: "web-1"}
+var web = Workload(resource.Key{Namespace: "shop", Name: "web-1"})
 
 // rig is an API with one Dataplane, and recorders of instances.
 type rig struct {
@@ -74,7 +74,7 @@ func (r *rig) start(instance string) (recorder *Recorder, stop func()) {
 
 func (r *rig) insight() *meshv1alpha1.DataplaneInsight {
 	r.t.Helper()
-	obj, err := r.client.Get(r.t.Context(), kind.DataplaneInsight, web)
+	obj, err := r.client.Get(r.t.Context(), kind.DataplaneInsight, web.Key)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (r *rig) insight() *meshv1alpha1.DataplaneInsight {
 
 // conditions of the Dataplane, a line each.
 func (r *rig) condition(typ string) string {
-	obj, err := r.client.Get(r.t.Context(), kind.Dataplane, web)
+	obj, err := r.client.Get(r.t.Context(), kind.Dataplane, web.Key)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -329,7 +329,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%d types, %d rejected, %d learned", len(i.Subscriptions[0].Resources), len(i.Rejected), len(i.Learned))
 		}
 		r.Sent(web, "unknown", clusterType)
-		r.Disconnected(resource.Key{Namespace: "shop", Name: "unknown"}, "a")
+		r.Disconnected(Workload(resource.Key{Namespace: "shop", Name: "unknown"}), "a")
 		if len(r.proxies) != 1 {
 			t.Errorf("%d proxies", len(r.proxies))
 		}
@@ -412,10 +412,10 @@ func TestWithoutDataplane(t *testing.T) {
 		g := newRig(t)
 		r, stop := g.start("cp-0")
 		defer stop()
-		pod := resource.Key{Namespace: "shop", Name: "pod-1"}
+		pod := Workload(resource.Key{Namespace: "shop", Name: "pod-1"})
 		r.Connected(pod, Connection{ID: "a", Versions: envoy})
 		pass(time.Second)
-		obj, err := g.client.Get(t.Context(), kind.DataplaneInsight, pod)
+		obj, err := g.client.Get(t.Context(), kind.DataplaneInsight, pod.Key)
 		if err != nil || !obj.(*meshv1alpha1.DataplaneInsight).Status.Online {
 			t.Errorf("insight of a pod: %v, %v", obj, err)
 		}
@@ -543,4 +543,131 @@ func TestProgram(t *testing.T) {
 			}
 		}
 	}
+}
+
+// gateways in a client, of which there is an insight once they have an object.
+func gatewayRig(t *testing.T) (*rig, *Recorder, func()) {
+	g := newRig(t)
+	g.client.Seed(
+		&meshv1alpha1.ZoneIngress{ObjectMeta: metav1.ObjectMeta{Name: "in-1", UID: "2"}},
+		&meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "pay"}},
+	)
+	r := New(Config{Client: g.client, Instance: "cp-0", Gateways: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	return g, r, func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (r *rig) statusOf(of Subject) *meshv1alpha1.ClientInsightStatus {
+	r.t.Helper()
+	obj, err := r.client.Get(r.t.Context(), roles[of.Role].insight, of.Key)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return statusOf(obj)
+}
+
+// TestGateway: the insight of an ingress is as that of a workload's proxy, with ten connections and its
+// conditions, goes with its object, and has the certificates of all meshes that there are.
+func TestGateway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, r, stop := gatewayRig(t)
+		defer stop()
+		in := Gateway(OfIngress, "in-1")
+		now := time.Now()
+		r.Certified(in, Certificate{Mesh: "default", Identity: "spiffe://default.mesh/zone/a/ingress", Issued: now, Expiry: now.Add(24 * time.Hour)})
+		r.Certified(in, Certificate{Mesh: "pay", Identity: "spiffe://pay.mesh/zone/a/ingress", Issued: now, Expiry: now.Add(time.Hour)})
+		r.Certified(in, Certificate{Mesh: "gone", Identity: "spiffe://gone.mesh/zone/a/ingress", Issued: now, Expiry: now.Add(time.Minute)})
+		for i := range 12 {
+			id := fmt.Sprint(i)
+			r.Connected(in, Connection{ID: id, Versions: meshv1alpha1.ProxyVersions{Proxy: ownProgram, Version: "1.2.3"}})
+			for _, typ := range []string{"type.googleapis.com/proxima.node.v1.Service", "type.googleapis.com/proxima.node.v1.EndpointSlice"} {
+				r.Sent(in, id, typ)
+				r.Acked(in, id, typ, []string{"*"})
+			}
+			pass(2 * window)
+		}
+		r.Sent(in, "11", "type.googleapis.com/proxima.node.v1.Offer")
+		r.Nacked(in, "11", "type.googleapis.com/proxima.node.v1.Offer", []string{"*"}, Rejection{Error: "no"})
+		pass(2 * window)
+		s := g.statusOf(in)
+		if n := len(s.Subscriptions); n != 10 || s.Subscriptions[9].Generation != 12 || !s.Online || s.Versions.Version != "1.2.3" {
+			t.Errorf("%d connections, %+v", n, s)
+		}
+		if got := s.Subscriptions[9].Resources; len(got) != 3 || got[1].Type != "Offer" || got[1].Rejected != 1 {
+			t.Errorf("resources %+v", got)
+		}
+		if len(s.Certificates) != 2 || s.Certificates[1].Mesh != "pay" || s.Certificate.Identity != "spiffe://pay.mesh/zone/a/ingress" || s.Certificate.Generations != 1 {
+			t.Errorf("certificates %+v, first to end %+v", s.Certificates, s.Certificate)
+		}
+		want := map[string]metav1.ConditionStatus{
+			meshv1alpha1.DataplaneProxyConnected: metav1.ConditionTrue, meshv1alpha1.DataplaneConfigAccepted: metav1.ConditionFalse,
+			meshv1alpha1.DataplaneProxyReady: metav1.ConditionTrue, meshv1alpha1.DataplaneCertificateValid: metav1.ConditionTrue,
+		}
+		got := map[string]metav1.ConditionStatus{}
+		for _, c := range s.Conditions {
+			got[c.Type] = c.Status
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("conditions (-want +got):\n%s", diff)
+		}
+		obj, err := g.client.Get(t.Context(), kind.ZoneIngressInsight, in.Key)
+		if err != nil || obj.GetOwnerReferences()[0].UID != "2" || obj.GetOwnerReferences()[0].Kind != "ZoneIngress" {
+			t.Errorf("owner %+v, %v", obj, err)
+		}
+		pass(2 * time.Hour) // the certificate of mesh pay ends
+		r.Disconnected(in, "11")
+		pass(2 * window)
+		s = g.statusOf(in)
+		for typ, status := range map[string]metav1.ConditionStatus{
+			meshv1alpha1.DataplaneProxyConnected: metav1.ConditionFalse, meshv1alpha1.DataplaneProxyReady: metav1.ConditionTrue,
+			meshv1alpha1.DataplaneCertificateValid: metav1.ConditionFalse,
+		} {
+			if c := meta.FindStatusCondition(s.Conditions, typ); c == nil || c.Status != status {
+				t.Errorf("after its end: %+v, want %s", c, status)
+			}
+		}
+	})
+}
+
+// TestGatewayWithoutObject: there is no insight of a gateway that has no object, until it has. One of an
+// instance that has gone is ended by the leader.
+func TestGatewayWithoutObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, r, stop := gatewayRig(t)
+		defer stop()
+		out := Gateway(OfEgress, "out-1")
+		r.Connected(out, Connection{ID: "a", Versions: envoy})
+		pass(2 * window)
+		if _, err := g.client.Get(t.Context(), kind.ZoneEgressInsight, out.Key); !apierrors.IsNotFound(err) {
+			t.Errorf("an insight of a gateway that is not there: %v", err)
+		}
+		g.client.Seed(&meshv1alpha1.ZoneEgress{ObjectMeta: metav1.ObjectMeta{Name: "out-1", UID: "3"}})
+		pass(2 * window)
+		if s := g.statusOf(out); !s.Online {
+			t.Errorf("%+v", s)
+		}
+		other := New(Config{Client: g.client, Instance: "cp-1", Gateways: true})
+		if err := other.sweep(t.Context(), g.client, func(string) bool { return false }); err != nil {
+			t.Fatal(err)
+		}
+		s := g.statusOf(out)
+		if c := meta.FindStatusCondition(s.Conditions, meshv1alpha1.DataplaneProxyConnected); s.Online || c == nil || c.Status != metav1.ConditionFalse {
+			t.Errorf("its instance has gone: %+v", s)
+		}
+		// Inside a cluster gateways have no insights.
+		none := New(Config{Client: g.client, Instance: "cp-1"})
+		none.Connected(out, Connection{ID: "b"})
+		if _, ok := none.Live(out); ok {
+			t.Error("a gateway is observed where there are no insights of them")
+		}
+		other.queue.ShutDown()
+		none.queue.ShutDown()
+	})
 }

@@ -8,7 +8,6 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // stalePeriod is how often the leader looks for connections that no instance has.
@@ -33,31 +32,44 @@ func (r *Recorder) Lead(ctx context.Context, client resource.Client, alive func(
 }
 
 func (r *Recorder) sweep(ctx context.Context, client resource.Client, alive func(instance string) bool) error {
-	objects, _, err := client.List(ctx, kind.DataplaneInsight, resource.ListOptions{})
+	for role := range roles {
+		if Role(role) != OfWorkload && !r.config.Gateways {
+			continue
+		}
+		if err := r.sweepRole(ctx, client, Role(role), alive); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Recorder) sweepRole(ctx context.Context, client resource.Client, role Role, alive func(instance string) bool) error {
+	objects, _, err := client.List(ctx, roles[role].insight, resource.ListOptions{})
 	if err != nil {
 		return err
 	}
 	leader := Recorder{config: Config{Client: client}, clock: r.clock}
 	for _, obj := range objects {
-		insight := obj.(*meshv1alpha1.DataplaneInsight)
-		key, status := resource.KeyOf(insight), &insight.Status
+		key, status := Subject{role, resource.KeyOf(obj)}, statusOf(obj)
 		c := status.Certificate
 		expired := c != nil && c.Expiry.Time.Before(r.clock.Now())
-		if insight.Labels[meshv1alpha1.LabelOrigin] == meshv1alpha1.OriginZone || !expired && !r.abandoned(key, status, alive) {
+		if obj.GetLabels()[meshv1alpha1.LabelOrigin] == meshv1alpha1.OriginZone || !expired && !r.abandoned(key, status, alive) {
 			continue
 		}
 		status, err = leader.change(ctx, key, nil, func(i *meshv1alpha1.ClientInsightStatus) {
-			if !r.abandoned(key, i, alive) {
-				return
+			if r.abandoned(key, i, alive) {
+				now := metav1.NewMicroTime(r.clock.Now())
+				i.Subscriptions[len(i.Subscriptions)-1].DisconnectTime = &now
+				i.Online = false
 			}
-			now := metav1.NewMicroTime(r.clock.Now())
-			i.Subscriptions[len(i.Subscriptions)-1].DisconnectTime = &now
-			i.Online = false
+			if role != OfWorkload {
+				leader.conclude(i, Conditions(i, r.clock.Now()))
+			}
 		})
-		if err != nil {
-			return err
+		if err == nil && role == OfWorkload {
+			err = leader.condition(ctx, key.Key, nil, Conditions(status, r.clock.Now()))
 		}
-		if err := leader.condition(ctx, key, nil, Conditions(status, r.clock.Now())); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -66,7 +78,7 @@ func (r *Recorder) sweep(ctx context.Context, client resource.Client, alive func
 
 // abandoned: the newest connection is open, and its instance has gone, or was another process of
 // this instance's name.
-func (r *Recorder) abandoned(key resource.Key, i *meshv1alpha1.ClientInsightStatus, alive func(string) bool) bool {
+func (r *Recorder) abandoned(key Subject, i *meshv1alpha1.ClientInsightStatus, alive func(string) bool) bool {
 	n := len(i.Subscriptions)
 	if n == 0 || i.Subscriptions[n-1].DisconnectTime != nil {
 		return false

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // Connection is a stream of a proxy. Its ID is unique among all instances.
@@ -17,10 +16,10 @@ type Connection struct {
 	Versions meshv1alpha1.ProxyVersions
 }
 
-// Certificate of a workload.
+// Certificate of a workload, or of a gateway in one mesh.
 type Certificate struct {
-	Identity, Backend string
-	Issued, Expiry    time.Time
+	Mesh, Identity, Backend string
+	Issued, Expiry          time.Time
 }
 
 // Rejection is why a proxy does not accept a resource. Policy names the one that the resource is
@@ -30,10 +29,14 @@ type Rejection struct{ Policy, Error string }
 // Limits of what is kept of one proxy.
 const (
 	maxSubscriptions = 2
-	maxRejected      = 16
-	maxReleased      = 256
-	maxTypes         = 16
-	maxLearned       = 256
+	// maxGatewaySubscriptions, of gateways.
+	maxGatewaySubscriptions = 10
+	// maxCertificates of a gateway, which has one in each mesh.
+	maxCertificates = 64
+	maxRejected     = 16
+	maxReleased     = 256
+	maxTypes        = 16
+	maxLearned      = 256
 	// maxText of errors and names.
 	maxText = 1024
 )
@@ -48,11 +51,31 @@ const learnedFor = 24 * time.Hour
 type proxy struct {
 	// connection that is open, or was last; nil: none to this instance.
 	connection *connection
-	// certificate that is to be written, and how many are not counted yet.
-	certificate *Certificate
-	issued      int64
+	// certificates by mesh: the newest, and how many are not counted yet.
+	certificates map[string]*issued
 	// learned ports and their last use.
 	learned map[string]time.Time
+}
+
+// issued are certificates of one mesh.
+type issued struct {
+	Certificate
+	uncounted int64
+}
+
+// unwritten is the number of certificates that are not counted in the insight yet.
+func (p *proxy) unwritten() (n int64) {
+	for _, c := range p.certificates {
+		n += c.uncounted
+	}
+	return n
+}
+
+// wrote: these are counted.
+func (p *proxy) wrote(counted []issued) {
+	for _, c := range counted {
+		p.certificates[c.Mesh].uncounted -= c.uncounted
+	}
 }
 
 // connection is one stream.
@@ -65,7 +88,7 @@ type connection struct {
 	rejected  map[rejectedKey]Rejection
 	// released are resources that were rejected on this connection, and are no more.
 	released map[rejectedKey]struct{}
-	// ready: it has accepted clusters and listeners.
+	// ready: it has accepted what it needs.
 	ready bool
 	// unanswered responses, and when the first of them was sent, or one was answered last.
 	unanswered int64
@@ -77,7 +100,7 @@ type connection struct {
 type rejectedKey struct{ typ, name string }
 
 // Connected: a proxy has opened a stream. One that it had before counts as ended.
-func (r *Recorder) Connected(key resource.Key, c Connection) {
+func (r *Recorder) Connected(key Subject, c Connection) {
 	r.observe(key, settle, func(p *proxy) bool {
 		c.Versions.Proxy, c.Versions.Version = limited(c.Versions.Proxy), limited(c.Versions.Version)
 		c.Versions.Supervisor = limited(c.Versions.Supervisor)
@@ -91,7 +114,7 @@ func (r *Recorder) Connected(key resource.Key, c Connection) {
 }
 
 // Disconnected: the stream has ended.
-func (r *Recorder) Disconnected(key resource.Key, id string) {
+func (r *Recorder) Disconnected(key Subject, id string) {
 	r.on(key, id, settle, func(c *connection) bool {
 		c.ended = r.clock.Now()
 		return true
@@ -99,7 +122,7 @@ func (r *Recorder) Disconnected(key resource.Key, id string) {
 }
 
 // Sent a response with resources of a type, the last part of whose type URL is typ.
-func (r *Recorder) Sent(key resource.Key, id, typ string) {
+func (r *Recorder) Sent(key Subject, id, typ string) {
 	r.on(key, id, settle, func(c *connection) bool {
 		if s := c.sync(typ); s != nil {
 			s.Sent++
@@ -112,14 +135,14 @@ func (r *Recorder) Sent(key resource.Key, id, typ string) {
 }
 
 // Acked: the proxy has accepted these resources, or that they are removed.
-func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
+func (r *Recorder) Acked(key Subject, id, typ string, names []string) {
 	r.on(key, id, settle, func(c *connection) (write bool) {
 		if s := c.sync(typ); s != nil {
 			s.Acknowledged++
 		}
 		c.answered(r.clock.Now())
 		write = c.release(typ, names)
-		if !c.ready && c.accepted("Cluster") && c.accepted("Listener") {
+		if !c.ready && !slices.ContainsFunc(needed(c.versions.Proxy).types, func(typ string) bool { return !c.accepted(typ) }) {
 			c.ready, write = true, true
 		}
 		return write
@@ -128,7 +151,7 @@ func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
 
 // Nacked: the proxy has rejected a response. One of which the culprit is not known yet names all
 // that it contained; those that are accepted then are acknowledged.
-func (r *Recorder) Nacked(key resource.Key, id, typ string, names []string, why Rejection) {
+func (r *Recorder) Nacked(key Subject, id, typ string, names []string, why Rejection) {
 	r.on(key, id, settle, func(c *connection) bool {
 		if s := c.sync(typ); s != nil {
 			s.Rejected++
@@ -139,12 +162,12 @@ func (r *Recorder) Nacked(key resource.Key, id, typ string, names []string, why 
 }
 
 // Withheld: the server does not send a resource to the proxy, as others have rejected the same.
-func (r *Recorder) Withheld(key resource.Key, id, typ, name string, why Rejection) {
+func (r *Recorder) Withheld(key Subject, id, typ, name string, why Rejection) {
 	r.on(key, id, settle, func(c *connection) bool { return c.reject(typ, []string{name}, why) })
 }
 
 // Released: a resource that was rejected or withheld is so no more, without an acknowledgement.
-func (r *Recorder) Released(key resource.Key, id, typ, name string) {
+func (r *Recorder) Released(key Subject, id, typ, name string) {
 	r.on(key, id, settle, func(c *connection) bool { return c.release(typ, []string{name}) })
 }
 
@@ -190,17 +213,32 @@ func (c *connection) release(typ string, names []string) (news bool) {
 	return news
 }
 
-// Certified: the workload of the proxy has got a certificate.
-func (r *Recorder) Certified(key resource.Key, c Certificate) {
+// Certified: the workload of the proxy, or the gateway, has got a certificate. One of a further mesh
+// than there are at most is not noted.
+func (r *Recorder) Certified(key Subject, c Certificate) {
 	r.observe(key, settle, func(p *proxy) bool {
-		p.certificate = &c
-		p.issued++
+		if p.certificates == nil {
+			p.certificates = map[string]*issued{}
+		}
+		if key.Role == OfWorkload {
+			c.Mesh = "" // it is in one
+		}
+		was := p.certificates[c.Mesh]
+		switch {
+		case was == nil && len(p.certificates) >= maxCertificates:
+			return false
+		case was == nil:
+			was = &issued{}
+			p.certificates[c.Mesh] = was
+		}
+		was.Certificate = c
+		was.uncounted++
 		return true
 	})
 }
 
 // Learned: the proxy uses these service ports, NAMESPACE/SERVICE:PORT.
-func (r *Recorder) Learned(key resource.Key, ports []string) {
+func (r *Recorder) Learned(key Subject, ports []string) {
 	r.observe(key, settle, func(p *proxy) (write bool) {
 		now := r.clock.Now()
 		for _, port := range ports {

@@ -29,6 +29,8 @@ const (
 	window = 10 * time.Second
 	// workers write for so many proxies at a time.
 	workers = 4
+	// registered is how soon it is looked again whether a gateway that is connected has its object.
+	registered = time.Second
 	// retry of a write that failed.
 	retry = 5 * time.Second
 	// conflicts of one write with others.
@@ -42,6 +44,8 @@ type Config struct {
 	Client resource.Client
 	// Instance is the name of this instance.
 	Instance string
+	// Gateways: there are insights of gateways, too. Inside a cluster there are none.
+	Gateways bool
 	Clock    clock.WithTicker // nil: the real one
 	Logger   *slog.Logger     // nil: silence
 	// Registerer of metrics; nil: none. Registering twice panics.
@@ -53,12 +57,12 @@ type Recorder struct {
 	config Config
 	clock  clock.WithTicker
 	log    *slog.Logger
-	queue  workqueue.TypedDelayingInterface[resource.Key]
+	queue  workqueue.TypedDelayingInterface[Subject]
 
 	mu      sync.Mutex
-	proxies map[resource.Key]*proxy
+	proxies map[Subject]*proxy
 	// written is when a proxy's insight was written last.
-	written map[resource.Key]time.Time
+	written map[Subject]time.Time
 
 	writes, failures atomic.Uint64
 }
@@ -72,8 +76,8 @@ func New(c Config) *Recorder {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	r := &Recorder{
-		config: c, clock: c.Clock, log: c.Logger, proxies: map[resource.Key]*proxy{}, written: map[resource.Key]time.Time{},
-		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: c.Clock}),
+		config: c, clock: c.Clock, log: c.Logger, proxies: map[Subject]*proxy{}, written: map[Subject]time.Time{},
+		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[Subject]{Clock: c.Clock}),
 	}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(r)
@@ -82,7 +86,10 @@ func New(c Config) *Recorder {
 }
 
 // observe a proxy; what returns true is written after a time.
-func (r *Recorder) observe(key resource.Key, wait time.Duration, note func(*proxy) (write bool)) {
+func (r *Recorder) observe(key Subject, wait time.Duration, note func(*proxy) (write bool)) {
+	if key.Role != OfWorkload && !r.config.Gateways {
+		return
+	}
 	r.mu.Lock()
 	p := r.proxies[key]
 	if p == nil {
@@ -97,7 +104,7 @@ func (r *Recorder) observe(key resource.Key, wait time.Duration, note func(*prox
 }
 
 // on the connection of that ID, if it is the newest of its proxy.
-func (r *Recorder) on(key resource.Key, id string, wait time.Duration, note func(*connection) (write bool)) {
+func (r *Recorder) on(key Subject, id string, wait time.Duration, note func(*connection) (write bool)) {
 	r.mu.Lock()
 	write := false
 	if p := r.proxies[key]; p != nil && p.connection != nil && p.connection.id == id {
@@ -156,7 +163,7 @@ func (r *Recorder) work(ctx context.Context) {
 }
 
 // handle a proxy, unless it was written within the window.
-func (r *Recorder) handle(ctx context.Context, key resource.Key) {
+func (r *Recorder) handle(ctx context.Context, key Subject) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -172,7 +179,7 @@ func (r *Recorder) handle(ctx context.Context, key resource.Key) {
 	switch {
 	case err != nil && ctx.Err() == nil:
 		r.failures.Add(1)
-		r.log.Warn("insight of a proxy not written, it is tried again", "dataplane", key, "error", err)
+		r.log.Warn("insight of a proxy not written, it is tried again", "proxy", key, "error", err)
 		r.queue.AddAfter(key, retry)
 	case err == nil:
 		r.writes.Add(1)
@@ -180,7 +187,7 @@ func (r *Recorder) handle(ctx context.Context, key resource.Key) {
 }
 
 // write what is known of a proxy now.
-func (r *Recorder) write(ctx context.Context, key resource.Key) error {
+func (r *Recorder) write(ctx context.Context, key Subject) error {
 	now := r.clock.Now()
 	r.mu.Lock()
 	r.written[key] = now
@@ -193,22 +200,32 @@ func (r *Recorder) write(ctx context.Context, key resource.Key) error {
 	if p == nil {
 		return nil
 	}
-	var dataplane *meshv1alpha1.Dataplane
-	switch obj, err := r.config.Client.Get(ctx, kind.Dataplane, key); {
-	case err == nil:
-		dataplane = obj.(*meshv1alpha1.Dataplane)
-	case !apierrors.IsNotFound(err):
+	of, err := r.subject(ctx, key)
+	switch {
+	case err != nil:
 		return err
+	case of == nil && key.Role != OfWorkload:
+		return r.unregistered(key, p)
 	}
-	status, err := r.change(ctx, key, dataplane, s.apply)
+	if key.Role != OfWorkload {
+		if s.meshes, err = r.meshes(ctx); err != nil {
+			return err
+		}
+	}
+	status, err := r.change(ctx, key, of, func(i *meshv1alpha1.ClientInsightStatus) {
+		s.apply(i, roles[key.Role].subscriptions)
+		if key.Role != OfWorkload {
+			r.conclude(i, Conditions(i, now))
+		}
+	})
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
-	p.issued -= s.issued
+	p.wrote(s.certificates)
 	r.mu.Unlock()
-	if dataplane != nil {
-		if err := r.condition(ctx, key, dataplane, Conditions(status, now)); err != nil {
+	if d, ok := of.(*meshv1alpha1.Dataplane); ok {
+		if err := r.condition(ctx, key.Key, d, Conditions(status, now)); err != nil {
 			return err
 		}
 	}
@@ -216,13 +233,57 @@ func (r *Recorder) write(ctx context.Context, key resource.Key) error {
 	return nil
 }
 
-// wrote notes what need not be written again, and forgets a proxy that is not connected.
-func (r *Recorder) wrote(key resource.Key, p *proxy, s state) {
+// subject is the object that an insight is of; nil: there is none.
+func (r *Recorder) subject(ctx context.Context, key Subject) (resource.Object, error) {
+	obj, err := r.config.Client.Get(ctx, roles[key.Role].object, key.Key)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return obj, err
+}
+
+// meshes that there are.
+func (r *Recorder) meshes(ctx context.Context) (map[string]bool, error) {
+	objects, _, err := r.config.Client.List(ctx, kind.Mesh, resource.ListOptions{})
+	out := map[string]bool{}
+	for _, obj := range objects {
+		out[obj.GetName()] = true
+	}
+	return out, err
+}
+
+// unregistered: a gateway has no object, and so no insight. One that is connected registers itself
+// after it has connected for the first time, and so it is looked at again.
+func (r *Recorder) unregistered(key Subject, p *proxy) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s.certificate != nil {
+	delete(r.written, key) // nothing was
+	if c := p.connection; c != nil && c.ended.IsZero() {
+		r.queue.AddAfter(key, registered)
+	} else if r.proxies[key] == p {
+		delete(r.proxies, key)
+	}
+	return nil
+}
+
+// conclude sets the conditions of an insight. Those of workloads are on their Dataplanes.
+func (r *Recorder) conclude(i *meshv1alpha1.ClientInsightStatus, want []metav1.Condition) {
+	for _, c := range want {
+		if c.Type == meshv1alpha1.DataplaneProxyReady && c.Status == metav1.ConditionFalse && meta.IsStatusConditionTrue(i.Conditions, c.Type) {
+			continue // it goes on with what it accepted before
+		}
+		c.LastTransitionTime = metav1.NewTime(r.clock.Now()) // kept where the status is the same
+		meta.SetStatusCondition(&i.Conditions, c)
+	}
+}
+
+// wrote notes what need not be written again, and forgets a proxy that is not connected.
+func (r *Recorder) wrote(key Subject, p *proxy, s state) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range s.certificates {
 		// The condition says when it has expired.
-		if left := s.certificate.Expiry.Sub(r.clock.Now()); left > 0 {
+		if left := c.Expiry.Sub(r.clock.Now()); left > 0 {
 			r.queue.AddAfter(key, left+time.Second)
 		}
 	}
@@ -231,7 +292,7 @@ func (r *Recorder) wrote(key resource.Key, p *proxy, s state) {
 		r.queue.AddAfter(key, window)
 	}
 	c := p.connection
-	if p.issued == 0 && (c == nil || !c.ended.IsZero() && s.ended) && r.proxies[key] == p {
+	if p.unwritten() == 0 && (c == nil || !c.ended.IsZero() && s.ended) && r.proxies[key] == p {
 		delete(r.proxies, key)
 		// A proxy that comes back soon is still within its window; written is cleaned up with others.
 		for k, at := range r.written {
@@ -244,7 +305,7 @@ func (r *Recorder) wrote(key resource.Key, p *proxy, s state) {
 
 // change an insight, or create it. It returns its status.
 func (r *Recorder) change(
-	ctx context.Context, key resource.Key, of *meshv1alpha1.Dataplane, change func(*meshv1alpha1.ClientInsightStatus),
+	ctx context.Context, key Subject, of resource.Object, change func(*meshv1alpha1.ClientInsightStatus),
 ) (status *meshv1alpha1.ClientInsightStatus, err error) {
 	for range attempts {
 		if status, err = r.changeOnce(ctx, key, of, change); err == nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
@@ -258,37 +319,45 @@ func (r *Recorder) change(
 }
 
 func (r *Recorder) changeOnce(
-	ctx context.Context, key resource.Key, of *meshv1alpha1.Dataplane, change func(*meshv1alpha1.ClientInsightStatus),
+	ctx context.Context, key Subject, of resource.Object, change func(*meshv1alpha1.ClientInsightStatus),
 ) (*meshv1alpha1.ClientInsightStatus, error) {
-	obj, err := r.config.Client.Get(ctx, kind.DataplaneInsight, key)
+	d := roles[key.Role].insight
+	obj, err := r.config.Client.Get(ctx, d, key.Key)
 	if apierrors.IsNotFound(err) {
-		insight := &meshv1alpha1.DataplaneInsight{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+		insight := key.newInsight()
 		own(insight, of)
-		change(&insight.Status)
-		_, err = r.config.Client.Create(ctx, kind.DataplaneInsight, insight)
-		return &insight.Status, err
+		change(statusOf(insight))
+		_, err = r.config.Client.Create(ctx, d, insight)
+		return statusOf(insight), err
 	}
 	if err != nil {
 		return nil, err
 	}
-	insight := obj.DeepCopyObject().(*meshv1alpha1.DataplaneInsight)
+	insight := obj.DeepCopyObject().(resource.Object)
 	own(insight, of)
-	change(&insight.Status)
+	change(statusOf(insight))
 	if equality.Semantic.DeepEqual(insight, obj) {
-		return &insight.Status, nil
+		return statusOf(insight), nil
 	}
-	_, err = r.config.Client.Update(ctx, kind.DataplaneInsight, insight)
-	return &insight.Status, err
+	_, err = r.config.Client.Update(ctx, d, insight)
+	return statusOf(insight), err
 }
 
-// own makes the Dataplane the owner of its insight, which goes with it.
-func own(insight *meshv1alpha1.DataplaneInsight, of *meshv1alpha1.Dataplane) {
+// own makes the object that an insight is of its owner, with which it goes.
+func own(insight, of resource.Object) {
 	if of == nil {
 		return
 	}
-	insight.OwnerReferences = []metav1.OwnerReference{{
-		APIVersion: kind.Dataplane.GVK.GroupVersion().String(), Kind: kind.Dataplane.GVK.Kind, Name: of.Name, UID: of.UID,
-	}}
+	d := kind.Dataplane
+	switch of.(type) {
+	case *meshv1alpha1.ZoneIngress:
+		d = kind.ZoneIngress
+	case *meshv1alpha1.ZoneEgress:
+		d = kind.ZoneEgress
+	}
+	insight.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: d.GVK.GroupVersion().String(), Kind: d.GVK.Kind, Name: of.GetName(), UID: of.GetUID(),
+	}})
 }
 
 // condition sets conditions of a Dataplane, in whose status others write, too. d is the Dataplane as it was
@@ -334,7 +403,7 @@ func (r *Recorder) conditionOnce(ctx context.Context, of *meshv1alpha1.Dataplane
 
 // Live is the newest connection of a proxy to this instance, with the counts as they are now; ok
 // is false if it has none.
-func (r *Recorder) Live(key resource.Key) (s meshv1alpha1.Subscription, ok bool) {
+func (r *Recorder) Live(key Subject) (s meshv1alpha1.Subscription, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.proxies[key]

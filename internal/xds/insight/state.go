@@ -23,14 +23,19 @@ type state struct {
 	// released are resources that this connection rejected, and does no more.
 	released map[rejectedKey]struct{}
 	// proving: the connection is so young that what was rejected before counts still.
-	proving     bool
-	certificate *Certificate
-	issued      int64
-	learned     map[string]time.Time
+	proving bool
+	// certificates by mesh; those of a workload have none.
+	certificates []issued
+	// meshes that there are; nil: it is a workload.
+	meshes  map[string]bool
+	learned map[string]time.Time
 }
 
 func (p *proxy) state(instance string, now time.Time) state {
-	s := state{at: now, certificate: p.certificate, issued: p.issued, learned: map[string]time.Time{}}
+	s := state{at: now, learned: map[string]time.Time{}}
+	for _, mesh := range slices.Sorted(maps.Keys(p.certificates)) {
+		s.certificates = append(s.certificates, *p.certificates[mesh])
+	}
 	for port, last := range p.learned {
 		s.learned[port] = last
 	}
@@ -45,24 +50,59 @@ func (p *proxy) state(instance string, now time.Time) state {
 }
 
 // apply what this instance knows to an insight, which others may have written meanwhile.
-func (s *state) apply(i *meshv1alpha1.ClientInsightStatus) {
+func (s *state) apply(i *meshv1alpha1.ClientInsightStatus, subscriptions int) {
 	if s.subscription != nil {
-		s.connect(i)
+		s.connect(i, subscriptions)
 	}
-	if c := s.certificate; c != nil && (i.Certificate == nil || !c.Issued.Before(i.Certificate.LastIssue.Time)) {
-		before := int64(0)
-		if i.Certificate != nil {
-			before = i.Certificate.Generations
-		}
-		i.Certificate = &meshv1alpha1.CertificateInsight{
-			Identity: c.Identity, Backend: c.Backend, LastIssue: metav1.NewTime(c.Issued), Expiry: metav1.NewTime(c.Expiry), Generations: before + s.issued,
-		}
-	}
+	s.certify(i)
 	s.learn(i)
 }
 
-// connect notes the connection. Those before it have ended: a proxy has one.
-func (s *state) connect(i *meshv1alpha1.ClientInsightStatus) {
+// certify notes certificates. Of a gateway those of each mesh, of which the one that ends first is in the
+// place of a workload's.
+func (s *state) certify(i *meshv1alpha1.ClientInsightStatus) {
+	if s.meshes == nil {
+		for _, c := range s.certificates {
+			i.Certificate = c.after(i.Certificate)
+		}
+		return
+	}
+	all := map[string]*meshv1alpha1.CertificateInsight{}
+	for k := range i.Certificates {
+		all[i.Certificates[k].Mesh] = &i.Certificates[k]
+	}
+	for _, c := range s.certificates {
+		all[c.Mesh] = c.after(all[c.Mesh])
+	}
+	maps.DeleteFunc(all, func(mesh string, _ *meshv1alpha1.CertificateInsight) bool { return !s.meshes[mesh] })
+	var next []meshv1alpha1.CertificateInsight
+	for _, mesh := range slices.Sorted(maps.Keys(all)) {
+		next = append(next, *all[mesh])
+	}
+	i.Certificates, i.Certificate = next[:min(len(next), maxCertificates)], nil
+	for k := range i.Certificates {
+		if c := &i.Certificates[k]; i.Certificate == nil || c.Expiry.Before(&i.Certificate.Expiry) {
+			i.Certificate = c.DeepCopy()
+		}
+	}
+}
+
+// after is the certificate that is noted after another one: the newer of both. nil: there was none.
+func (c *issued) after(was *meshv1alpha1.CertificateInsight) *meshv1alpha1.CertificateInsight {
+	before := int64(0)
+	if was != nil {
+		if before = was.Generations; c.Issued.Before(was.LastIssue.Time) {
+			return was
+		}
+	}
+	return &meshv1alpha1.CertificateInsight{
+		Mesh: c.Mesh, Identity: c.Identity, Backend: c.Backend, LastIssue: metav1.NewTime(c.Issued), Expiry: metav1.NewTime(c.Expiry),
+		Generations: before + c.uncounted,
+	}
+}
+
+// connect notes the connection, and keeps so many. Those before it have ended: a proxy has one.
+func (s *state) connect(i *meshv1alpha1.ClientInsightStatus, subscriptions int) {
 	own := *s.subscription
 	at := slices.IndexFunc(i.Subscriptions, func(o meshv1alpha1.Subscription) bool { return o.ID == own.ID })
 	if at >= 0 {
@@ -82,7 +122,7 @@ func (s *state) connect(i *meshv1alpha1.ClientInsightStatus) {
 		}
 		own.Generation++
 		i.Subscriptions = append(i.Subscriptions, own)
-		i.Subscriptions = i.Subscriptions[max(0, len(i.Subscriptions)-maxSubscriptions):]
+		i.Subscriptions = i.Subscriptions[max(0, len(i.Subscriptions)-subscriptions):]
 	}
 	newest := &i.Subscriptions[len(i.Subscriptions)-1]
 	i.Online = newest.DisconnectTime == nil
@@ -139,7 +179,7 @@ func (s *state) learn(i *meshv1alpha1.ClientInsightStatus) {
 	i.Learned = all
 }
 
-// Reasons of the conditions of a Dataplane.
+// Reasons of these conditions.
 const (
 	ReasonConnected    = "Connected"
 	ReasonDisconnected = "Disconnected"
@@ -151,7 +191,7 @@ const (
 	ReasonNoConfig     = "NoConfig"
 )
 
-// Conditions of a Dataplane that follow from its insight.
+// Conditions of a Dataplane, or of a gateway, that follow from its insight.
 func Conditions(i *meshv1alpha1.ClientInsightStatus, now time.Time) []metav1.Condition {
 	var out []metav1.Condition
 	add := func(typ string, is bool, reason, otherwise, message string) {
@@ -174,10 +214,15 @@ func Conditions(i *meshv1alpha1.ClientInsightStatus, now time.Time) []metav1.Con
 		}
 		add(meshv1alpha1.DataplaneProxyConnected, i.Online, connected, disconnected, message)
 		add(meshv1alpha1.DataplaneConfigAccepted, len(i.Rejected) == 0, ReasonAccepted, ReasonRejected, rejectedText(i.Rejected))
-		ready := accepted(last)
-		text := "the proxy has accepted its first clusters and listeners"
+		program := ""
+		if i.Versions != nil {
+			program = i.Versions.Proxy
+		}
+		needs := needed(program)
+		ready := !slices.ContainsFunc(needs.types, func(typ string) bool { return !accepted(last, typ) })
+		text := "the proxy has accepted its first " + needs.text
 		if !ready {
-			text = "the proxy has not accepted clusters and listeners yet"
+			text = "the proxy has not accepted " + needs.text + " yet"
 		}
 		add(meshv1alpha1.DataplaneProxyReady, ready, ReasonConfigured, ReasonNoConfig, text)
 	}
@@ -192,12 +237,25 @@ func Conditions(i *meshv1alpha1.ClientInsightStatus, now time.Time) []metav1.Con
 	return out
 }
 
-// accepted: the proxy acknowledged clusters and listeners on this connection.
-func accepted(s *meshv1alpha1.Subscription) bool {
-	of := func(typ string) bool {
-		return slices.ContainsFunc(s.Resources, func(r meshv1alpha1.ResourceSync) bool { return r.Type == typ && r.Acknowledged > 0 })
+// ownProgram is a gateway without Envoy, as it names itself. It follows a view, as agents do.
+const ownProgram = "proxima"
+
+// need is what a proxy has to accept before it is ready.
+type need struct {
+	types []string
+	text  string
+}
+
+func needed(program string) need {
+	if program == ownProgram {
+		return need{[]string{"Service", "EndpointSlice"}, "services and endpoints"}
 	}
-	return of("Cluster") && of("Listener")
+	return need{[]string{"Cluster", "Listener"}, "clusters and listeners"}
+}
+
+// accepted: the proxy acknowledged resources of a type on this connection.
+func accepted(s *meshv1alpha1.Subscription, typ string) bool {
+	return slices.ContainsFunc(s.Resources, func(r meshv1alpha1.ResourceSync) bool { return r.Type == typ && r.Acknowledged > 0 })
 }
 
 // rejectedText names the resources, their policies, and the errors of the proxy.

@@ -1,13 +1,18 @@
 package crd
 
+import "fmt"
+
 // What zones' kinds may hold at most (package kind).
 const (
 	maxZoneSubscriptions   = 10
 	maxClientSubscriptions = 2
-	maxShiftReason         = 512
-	maxResourceTypes       = 16
-	maxRejected            = 16
-	maxLearned             = 256
+	// maxGatewaySubscriptions of the same type, where a gateway has it.
+	maxGatewaySubscriptions = 10
+	maxCertificates         = 64
+	maxShiftReason          = 512
+	maxResourceTypes        = 16
+	maxRejected             = 16
+	maxLearned              = 256
 	// maxLearnedPort is a namespace, a name and "/:65535".
 	maxLearnedPort    int64 = 2*maxLabel + 7
 	maxPoolRanges           = 100
@@ -43,15 +48,20 @@ func zoneLimits() map[string]Schema {
 		"ZoneSpec.enabled": {Default: true},
 
 		"ZoneInsightStatus.subscriptions":   subscriptions(maxZoneSubscriptions),
-		"ClientInsightStatus.subscriptions": subscriptions(maxClientSubscriptions),
-		"Subscription.id":                   {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubscriptionID)},
-		"Subscription.resources":            atMost(maxResourceTypes),
-		"ResourceSync.type":                 {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubdomain)},
-		"ClientInsightStatus.rejected":      atMost(maxRejected),
-		"ClientInsightStatus.learned":       atMost(maxLearned),
-		"LearnedPort.port":                  {MinLength: ptr[int64](1), MaxLength: ptr(maxLearnedPort)},
-		"TypeSync.type":                     notEmpty(),
-		"TypeSync.direction":                choice("ToZone", "ToGlobal"),
+		"ClientInsightStatus.subscriptions": subscriptions(maxGatewaySubscriptions),
+		"ClientInsightStatus.certificates":  atMost(maxCertificates),
+		"DataplaneInsight": rules(Rule{
+			fmt.Sprintf("!has(self.status) || !has(self.status.subscriptions) || self.status.subscriptions.size() <= %d", maxClientSubscriptions),
+			fmt.Sprintf("status.subscriptions: must have at most %d items", maxClientSubscriptions),
+		}),
+		"Subscription.id":              {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubscriptionID)},
+		"Subscription.resources":       atMost(maxResourceTypes),
+		"ResourceSync.type":            {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubdomain)},
+		"ClientInsightStatus.rejected": atMost(maxRejected),
+		"ClientInsightStatus.learned":  atMost(maxLearned),
+		"LearnedPort.port":             {MinLength: ptr[int64](1), MaxLength: ptr(maxLearnedPort)},
+		"TypeSync.type":                notEmpty(),
+		"TypeSync.direction":           choice("ToZone", "ToGlobal"),
 
 		"ZoneGatewaySpec.zone": optional(dnsLabel, maxLabel),
 		"ZoneGatewaySpec.address": {

@@ -21,6 +21,15 @@ const (
 	onlyLB    = "Forbidden: may only be used when `type` is 'LoadBalancer'"
 )
 
+// connections is YAML of so many.
+func connections(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("{id: c%d, connectTime: null}", i))
+	}
+	return strings.Join(all, ", ")
+}
+
 // Mistake is a change that makes a valid object invalid, in one way.
 type Mistake struct {
 	// Kind as of Valid.
@@ -58,8 +67,10 @@ func Mistakes() []Mistake {
 		{"DataplaneInsight", `{metadata: {namespace: shop}, status: {subscriptions: [{id: a, connectTime: null, resources: [{type: Cluster}, {type: Cluster}]}]}}`,
 			"status.subscriptions[0].resources[1].type: Duplicate value: "},
 		{"DataplaneInsight", `{metadata: {namespace: shop}, status: {learned: [{port: "", lastUsed: null}]}}`, "status.learned[0].port: " + required},
-		{"ZoneIngressInsight", `{status: {subscriptions: [{id: a, connectTime: null}, {id: b, connectTime: null}, {id: c, connectTime: null}]}}`,
+		{"DataplaneInsight", `{metadata: {namespace: shop}, status: {subscriptions: [{id: a, connectTime: null}, {id: b, connectTime: null}, {id: c, connectTime: null}]}}`,
 			"status.subscriptions: Too many: must have at most 2 items"},
+		{"ZoneIngressInsight", `{status: {subscriptions: [` + connections(11) + `]}}`,
+			"status.subscriptions: Too many: must have at most 10 items"},
 		{"ZoneIngress", `{spec: {address: ""}}`, "spec.address: " + required},
 		{"ZoneIngress", `{spec: {address: east.example.com}}`, "spec.address: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
 		{"ZoneIngress", `{spec: {port: 0}}`, "spec.port: " + badPort},

@@ -219,7 +219,17 @@ metadata: {name: gateway-1}
 spec: {zone: east, address: 192.0.2.1, port: 10001, advertisedAddress: east.example.com, advertisedPort: 443}`,
 		"ZoneIngressInsight": `
 metadata: {name: gateway-1}
-status: {online: true, subscriptions: [{id: a, connectTime: "2026-01-02T03:04:05.000000Z"}]}`,
+status:
+  online: true
+  subscriptions:
+  - {id: a, generation: 1, connectTime: "2026-01-02T03:04:05.000000Z", disconnectTime: "2026-01-02T03:04:05.500000Z"}
+  - {id: b, generation: 2, connectTime: "2026-01-02T03:04:06.000000Z", disconnectTime: "2026-01-02T03:04:06.500000Z"}
+  - {id: c, generation: 3, connectTime: "2026-01-02T03:04:07.000000Z", resources: [{type: Service, sent: 1, acknowledged: 1}]}
+  versions: {proxy: proxima, version: 1.2.3}
+  certificate: {mesh: pay, identity: "spiffe://pay.mesh/zone/east/ingress", generations: 1, lastIssue: "2026-01-02T03:04:05Z", expiry: "2026-01-03T03:04:05Z"}
+  certificates:
+  - {mesh: pay, identity: "spiffe://pay.mesh/zone/east/ingress", generations: 1, lastIssue: "2026-01-02T03:04:05Z", expiry: "2026-01-03T03:04:05Z"}
+  conditions: [{type: ProxyConnected, status: "True", reason: Connected, message: "", lastTransitionTime: "2026-01-02T03:04:05Z"}]`,
 		"ZoneEgress": `
 metadata: {name: gateway-2}
 spec: {address: 192.0.2.1, port: 10002}`,
