@@ -123,6 +123,7 @@ var layers = map[string]layer{
 	"internal/delta":                    core,
 	"internal/demand":                   core,
 	"internal/diag":                     core,
+	"internal/diag/refusal":             core,
 	"internal/dns/records":              core,
 	"internal/federation":               core,
 	"internal/federation/local":         core,

@@ -36,9 +36,9 @@ func newExplain(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "explain",
 		GroupID: "operate",
-		Short:   "Say why traffic goes where it goes",
+		Short:   "Say why traffic goes where it goes, and why it is refused",
 	}
-	cmd.AddCommand(newExplainService(s))
+	cmd.AddCommand(newExplainService(s), newExplainConnection(s))
 	return cmd
 }
 

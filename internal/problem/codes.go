@@ -20,6 +20,7 @@ const (
 	ProxyCertificateEnds Code = "proxy-certificate-ends"
 	ProxyRejects         Code = "proxy-rejects"
 	ProxyOutdated        Code = "proxy-outdated"
+	ProxyRefuses         Code = "proxy-refuses"
 	SidecarMissing       Code = "sidecar-missing"
 	SidecarNotRedirected Code = "sidecar-not-redirected"
 )

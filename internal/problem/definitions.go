@@ -28,6 +28,7 @@ func Definitions() []Definition {
 		{ProxyCertificateEnds, "Less than a quarter of the life of a proxy's certificate is left: its renewal fails.", "`proxima proxy status NAMESPACE/NAME` says why."},
 		{ProxyRejects, "A proxy rejects a part of its configuration, and keeps what it had.", "Change the policy or object that is named; `proxima proxy config NAMESPACE/NAME --diff` has the reasons."},
 		{ProxyOutdated, "The supervisor of a proxy is older than the control plane.", "Install the new release on its machine, and start the workload again."},
+		{ProxyRefuses, "The proxy of a workload refuses connections now: by a TrafficPermission, mode Strict, or passthrough.", "`proxima explain connection CLIENT TARGET` says which policy decides, and what would let the client in."},
 		{SidecarMissing, "A Pod should have a sidecar, and has none.", "Create it again, as by `kubectl rollout restart`; an Event of the Pod says what else is needed."},
 		{SidecarNotRedirected, "The agent of a node cannot lead the connections of a Pod to its sidecar: the Pod does not start.", "Do what the finding and the Event of the Pod name, mostly `agent.netnsDir` of the chart."},
 

@@ -30,6 +30,7 @@ const (
 	checkProxyCertificates = "proxy-certificates"
 	checkProxyConfig       = "proxy-configuration"
 	checkProxyVersions     = "proxy-versions"
+	checkProxyRefusals     = "proxy-refusals"
 	checkSidecars          = "sidecars"
 )
 
@@ -58,6 +59,8 @@ func Checks() []Check {
 		{checkProxyCertificates, "More than a quarter of the life of each proxy's certificate is left.", "As the finding says; `proxima proxy status` has the reason."},
 		{checkProxyConfig, "Proxies of workloads accept their configuration.", "Change the policy or object that is named; `proxima proxy config --diff`."},
 		{checkProxyVersions, "Supervisors of proxies are not older than the control plane.", "Install the release on their machines, and start the workloads again."},
+		{checkProxyRefusals, "No proxy of a workload refuses connections while the doctor looks, for some seconds; of admins alone.",
+			"`proxima explain connection` says which policy decides, and what would let the client in."},
 		{checkSidecars, "Pods that should have a sidecar have one, and their connections are led to it.", "As the finding says; an Event of each Pod says more."},
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},

@@ -70,6 +70,8 @@ type ControlPlane interface {
 	ServiceRanges(ctx context.Context) ([]netip.Prefix, error)
 	// Proxies of workloads, as they are observed.
 	Proxies(ctx context.Context) ([]Proxy, error)
+	// Refusals of proxies within a moment, as far as they could be asked. It blocks for that moment.
+	Refusals(ctx context.Context, proxies []Proxy) []Refusal
 }
 
 // Port is one that "proxima up" listens on unless it is configured otherwise.

@@ -33,7 +33,8 @@ type fakePlane struct {
 	err      error
 	skew     time.Duration
 	status   admin.Status
-	proxies []Proxy
+	proxies  []Proxy
+	refusals []Refusal
 	// hangs until the context ends.
 	hangs bool
 }
@@ -57,6 +58,8 @@ func (p fakePlane) ServiceRanges(context.Context) ([]netip.Prefix, error) {
 func (p fakePlane) Proxies(context.Context) ([]Proxy, error) {
 	return p.proxies, p.err
 }
+
+func (p fakePlane) Refusals(context.Context, []Proxy) []Refusal { return p.refusals }
 
 func find(findings []Finding, id string) Finding {
 	i := slices.IndexFunc(findings, func(f Finding) bool { return f.ID == id })

@@ -11,6 +11,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/diag/refusal"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -49,7 +50,55 @@ func (x examiner) proxies(ctx context.Context, plane string) []Finding {
 	if err != nil || len(insights) == 0 {
 		return nil // an API without the kind, or that does not let this user read it
 	}
-	return proxyFindings(insights, plane, time.Now())
+	out := proxyFindings(insights, plane, time.Now())
+	return append(out, refusalFinding(x.ControlPlane.Refusals(ctx, insights)))
+}
+
+// Refusal is what the proxy of a workload refused within a moment.
+type Refusal struct {
+	// Workload, NAMESPACE/NAME.
+	Workload string
+	Counts   []refusal.Count
+	// Policies by which it may refuse callers, as KIND NAMESPACE/NAME.
+	Policies []string
+}
+
+// refusalFinding names who refuses connections now, and by what.
+func refusalFinding(all []Refusal) Finding {
+	f := Finding{ID: checkProxyRefusals, Check: "connections to proxies", Note: "none is refused now"}
+	var texts []string
+	for i := range all {
+		for _, c := range all[i].Counts {
+			texts = append(texts, refusalText(&all[i], c))
+		}
+	}
+	if len(texts) > 0 {
+		f.fail(problem.ProxyRefuses, "are refused now: "+someOf(texts),
+			"\"proxima explain connection CLIENT NAMESPACE/NAME\" says which policy decides about a client, and what would let it in")
+	}
+	return f
+}
+
+func refusalText(r *Refusal, c refusal.Count) string {
+	port := ""
+	if c.Port != 0 {
+		port = fmt.Sprintf(" at port %d", c.Port)
+	}
+	var by string
+	switch c.Cause {
+	case refusal.Permission:
+		by = "by a TrafficPermission"
+		if len(r.Policies) > 0 {
+			by = "by " + strings.Join(r.Policies[:min(len(r.Policies), maxNamedProxies)], ", ")
+		}
+	case refusal.Plain:
+		by = "in mode Strict: the client begins no mutual TLS of the mesh, or its certificate does not hold"
+	case refusal.Bypass:
+		by = "in mode Strict: the connection comes past the proxy, as through the virtual IP on its own machine"
+	case refusal.Outside:
+		return fmt.Sprintf("%s calls addresses outside the mesh, which its passthrough refuses (%d)", r.Workload, c.Count)
+	}
+	return fmt.Sprintf("%s refuses%s %s (%d)", r.Workload, port, by, c.Count)
 }
 
 // proxyFindings of insights, at a control plane of this version.

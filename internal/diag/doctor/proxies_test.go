@@ -9,6 +9,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/diag/refusal"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -101,5 +102,26 @@ func TestSidecars(t *testing.T) {
 	}
 	if len(got) != 2 || got[1].Code != problem.SidecarNotRedirected || !strings.HasSuffix(got[1].Problem, "shop/c on node n1 (no nf_tables)") || got[1].Fix == "" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestRefusals: who refuses is named, with the cause, the policies, and the count.
+func TestRefusals(t *testing.T) {
+	if f := refusalFinding(nil); f.Problem != "" {
+		t.Errorf("%+v", f)
+	}
+	f := refusalFinding([]Refusal{{
+		Workload: "shop/api-1", Policies: []string{"TrafficPermission shop/no"},
+		Counts: []refusal.Count{{Cause: refusal.Permission, Count: 3}, {Cause: refusal.Plain, Port: 8080, Count: 2}},
+	}, {Workload: "shop/web-1", Counts: []refusal.Count{{Cause: refusal.Outside, Count: 1}}}})
+	for _, want := range []string{
+		"shop/api-1 refuses by TrafficPermission shop/no (3)", "shop/api-1 refuses at port 8080 in mode Strict", "shop/web-1 calls addresses outside the mesh",
+	} {
+		if !strings.Contains(f.Problem, want) {
+			t.Errorf("no %q in %q", want, f.Problem)
+		}
+	}
+	if f.Code != problem.ProxyRefuses || !strings.Contains(f.Fix, "proxima explain connection") {
+		t.Errorf("%+v", f)
 	}
 }

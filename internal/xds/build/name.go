@@ -131,6 +131,13 @@ func protocolOf(appProtocol string) Protocol {
 	return TCP
 }
 
+// ReadsRequests reports whether a proxy reads the requests of a port with this appProtocol.
+func ReadsRequests(appProtocol string) bool { return protocolOf(appProtocol) != TCP }
+
+// ServerFirst reports whether the server of a port with this appProtocol speaks first: such a port is plain
+// while its mode is Permissive.
+func ServerFirst(appProtocol string) bool { return serverFirst(appProtocol) }
+
 // serverFirst are protocols whose server speaks first, so that nothing can be learned from a
 // client's first bytes.
 func serverFirst(appProtocol string) bool {

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,11 +16,16 @@ import (
 // appProtocolOf a port of a workload: its own, else that of the Services whose ports lead to it.
 // Where they disagree it is none, as the port has to serve all of them.
 func (b *Builder) appProtocolOf(key catalog.Key, d *meshv1alpha1.Dataplane, port *meshv1alpha1.DataplanePort) string {
+	return AppProtocol(port, b.snapshot.ServicesSelecting(key.Namespace, d.Labels))
+}
+
+// AppProtocol is the protocol of a port of a workload that these Services select, as its proxy knows it.
+func AppProtocol(port *meshv1alpha1.DataplanePort, services iter.Seq2[catalog.Key, *corev1.Service]) string {
 	if port.AppProtocol != nil {
 		return *port.AppProtocol
 	}
 	said, app := false, ""
-	for _, service := range b.snapshot.ServicesSelecting(key.Namespace, d.Labels) {
+	for _, service := range services {
 		for i := range service.Spec.Ports {
 			to := &service.Spec.Ports[i]
 			if !leadsTo(to, port) {
