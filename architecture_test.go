@@ -173,6 +173,7 @@ var layers = map[string]layer{
 	"internal/federation/zones":         adapter,
 	"internal/gateway/egress":           adapter,
 	"internal/gateway/external":         adapter,
+	"internal/gateway/front":            adapter,
 	"internal/gateway/gatewaytest":      adapter,
 	"internal/gateway/hosts":            adapter,
 	"internal/gateway/ingress":          adapter,
@@ -261,7 +262,7 @@ var siblings = map[string][]string{
 	},
 	// An egress has a client of tunnels. An ingress has none, so that nothing leaves for
 	// another site from there.
-	"internal/gateway/egress":   {"internal/gateway/external", "internal/gateway/server", "internal/gateway/tunnel"},
+	"internal/gateway/egress":   {"internal/gateway/external", "internal/gateway/front", "internal/gateway/server", "internal/gateway/tunnel"},
 	"internal/gateway/ingress":  {"internal/gateway/server"},
 	"internal/gateway/outbound": {"internal/gateway/external", "internal/gateway/hosts", "internal/gateway/tunnel"},
 	"internal/gateway/site": {

@@ -194,10 +194,14 @@ const maxAttempts = 3
 
 func (g *gateway) handler(a *agent) (server.Handler, server.Authority, getCertificate, error) {
 	if g.egress != nil {
-		h, err := egress.New(egress.Config{
+		cfg := egress.Config{
 			Targets: g.egress, Tunnel: g.client, Credentials: g.egress.Credentials, Buffers: g.buffers,
 			External: a.outside(g.buffers),
-		})
+		}
+		if g.envoy != nil {
+			cfg.Front = g.envoy.connectOutside
+		}
+		h, err := egress.New(cfg)
 		return h, g.egress, g.egress.Certificate, err
 	}
 	h, err := ingress.New(ingress.Config{
@@ -224,6 +228,9 @@ func (g *gateway) serve(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), gatewayGrace)
 	defer cancel()
 	g.server.Shutdown(grace)
+	if g.envoy != nil {
+		g.envoy.outside.Close()
+	}
 	if g.client != nil {
 		g.client.Close()
 	}

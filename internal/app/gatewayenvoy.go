@@ -14,10 +14,13 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/gateway/front"
+	"github.com/proxima-mesh/proxima/internal/gateway/server"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
 	"github.com/proxima-mesh/proxima/internal/workload"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
 )
 
 // GatewayEnvoy is an Envoy that listens in place of a gateway. It passes mutual TLS of proxies on by
@@ -43,10 +46,13 @@ type gatewayEnvoy struct {
 	address     string
 	node, zone  string
 	serves      chan struct{} // closed once Envoy does
+	// outside connects to services outside every mesh by Envoy.
+	outside *front.Dialer
 }
 
 const (
 	engineSocket    = "engine.sock"
+	outsideSocket   = "outside.sock"
 	credentialsFile = "credentials.json" // as package identity names it
 	authoritiesFile = "server-ca.pem"
 	// authoritiesCheck is how often it is looked whether the authorities are others.
@@ -61,6 +67,7 @@ func (a *agent) listenBehindEnvoy(address string, limit int) (net.Listener, erro
 		node: a.cfg.Name, zone: a.cfg.Zone, serves: make(chan struct{}),
 		authorities: func() []byte { return a.renewer.Credentials().AuthoritiesPEM() },
 	}
+	e.outside = front.New(filepath.Join(e.dir, outsideSocket), g.buffers)
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("%s: folder of Envoy: %w", g.cfg.role(), err)
 	}
@@ -157,10 +164,27 @@ func (e *gatewayEnvoy) writeAuthorities() error {
 // arguments of the supervisor.
 func (e *gatewayEnvoy) arguments() []string {
 	cfg := e.gateway.cfg
-	return []string{
+	out := []string{
 		"--node-id", bootstrap.GatewayID(cfg.role(), e.node), "--cluster", "gateway/" + cfg.role(), "--zone", e.zone, "--dir", e.dir,
 		"--server", strings.Join(cfg.Envoy.Servers, ","), "--server-ca-file", filepath.Join(e.dir, authoritiesFile),
 		"--node-credentials", e.credentials, "--gateway-address", e.address, "--gateway-socket", filepath.Join(e.dir, engineSocket),
 		"--envoy", cfg.Envoy.Envoy, "--concurrency", strconv.Itoa(runtime.GOMAXPROCS(0)), "--metrics-address", "", "--health-address", "",
 	}
+	if cfg.Egress {
+		out = append(out, "--gateway-outside-socket", filepath.Join(e.dir, outsideSocket))
+	}
+	return out
+}
+
+// connectOutside has Envoy connect to a port of a service outside every mesh. It implements egress.Config.Front.
+func (e *gatewayEnvoy) connectOutside(ctx context.Context, outside string) (server.Upstream, error) {
+	port, err := build.ParseServicePort(outside)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", front.ErrAbsent, err)
+	}
+	up, err := e.outside.Connect(ctx, build.OutsideName(port))
+	if err != nil {
+		return nil, err
+	}
+	return up, nil
 }

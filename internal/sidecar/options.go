@@ -108,6 +108,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 		"file of the certificate of a gateway between zones, which its agent keeps; the proxy is that of the gateway, with --gateway-address and --gateway-socket")
 	f.StringVar(&gateway.Address, "gateway-address", "", "address (HOST:PORT) at which the proxy of a gateway listens; without a host: on all addresses")
 	f.StringVar(&gateway.Socket, "gateway-socket", "", "socket of the gateway's agent, which gets what the proxy cannot read: tunnels of nodes")
+	f.StringVar(&gateway.Outside, "gateway-outside-socket", "", "socket at which the proxy of an egress connects to services outside every mesh, for the gateway's agent; empty: none")
 	f.StringVar(&o.Dir, "dir", "", "folder for configuration, certificate and sockets (needed)")
 	f.StringVar(&o.Envoy, "envoy", "envoy", "Envoy, 1.37 or newer")
 	f.IntVar(&uid, "envoy-uid", -1, "user ID that Envoy runs as; -1: that of the supervisor")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/front"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
 	"github.com/proxima-mesh/proxima/internal/gateway/server"
 	"github.com/proxima-mesh/proxima/internal/gateway/stream"
@@ -27,8 +28,9 @@ import (
 type Target struct {
 	// Ingresses of other sites that serve it.
 	Ingresses []tunnel.Peer
-	// External; nil: the service is one of the mesh.
+	// External; nil: the service is one of the mesh. Outside is its port then, NAMESPACE/NAME:PORT.
 	External *external.Service
+	Outside  string
 }
 
 // Targets are what this egress may reach. Methods are called concurrently, and do not
@@ -48,6 +50,9 @@ type Config struct {
 	Credentials func(sni string) (*tunnel.Credentials, error)
 	// External connects to external services; nil: a dialer with Resolver.
 	External *external.Dialer
+	// Front connects to external services in place of External, by Target.Outside; front.ErrAbsent: it
+	// cannot, and External does. Nil: External does always.
+	Front func(ctx context.Context, outside string) (server.Upstream, error)
 	// Resolver of the hosts of external services; nil: that of the system.
 	Resolver external.Resolver
 	// Buffers of the server; nil: a pool of the default size.
@@ -88,6 +93,18 @@ func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, 
 	case !ok:
 		return nil, noTarget(c.Peer.SNI)
 	case target.External != nil:
+		if h.cfg.Front != nil && target.External.Unusable == nil {
+			up, err := h.cfg.Front(ctx, target.Outside)
+			var refused *front.RefusedError
+			switch {
+			case err == nil:
+				return up, nil
+			case errors.As(err, &refused) && refused.Overloaded:
+				return nil, &server.Refusal{Reason: frame.Overloaded, Err: err}
+			case !errors.Is(err, front.ErrAbsent):
+				return nil, &server.Refusal{Reason: frame.Unreachable, Err: err}
+			}
+		}
 		up, err := h.external.Connect(ctx, target.External)
 		if err != nil {
 			return nil, &server.Refusal{Reason: frame.Unreachable, Err: err}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/gateway/egress"
 	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/front"
 	"github.com/proxima-mesh/proxima/internal/gateway/gatewaytest"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
@@ -290,5 +292,60 @@ func TestPassthrough(t *testing.T) {
 	}
 	if _, err := io.ReadFull(c, make([]byte, 5)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// upstream of an Envoy that answers by itself.
+type upstream struct{ server.Upstream }
+
+// TestFront: an egress with an Envoy connects to services outside by that; by itself where Envoy has no cluster, and
+// not where it has refused.
+func TestFront(t *testing.T) {
+	own := serve(t, echo)
+	service := &external.Service{Targets: []external.Target{{Host: own.Addr().String(), Port: own.Port()}}}
+	onward := tunnel.NewClient(tunnel.Config{})
+	t.Cleanup(onward.Close)
+	var answer error
+	var asked []string
+	h := must(egress.New(egress.Config{
+		Targets: &targets{all: map[string]egress.Target{
+			"out": {External: service, Outside: "shop/pay:80"},
+			"bad": {External: &external.Service{Unusable: errors.New("no key")}, Outside: "shop/bad:80"},
+		}},
+		Tunnel: onward, Credentials: func(string) (*tunnel.Credentials, error) { return nil, errors.New("none") },
+		Front: func(_ context.Context, outside string) (server.Upstream, error) {
+			asked = append(asked, outside)
+			return upstream{}, answer
+		},
+	}))
+	for name, test := range map[string]struct {
+		sni    string
+		answer error
+		own    bool         // by itself
+		reason frame.Reason // Unspecified: it is connected
+	}{
+		"by Envoy":      {sni: "out"},
+		"no cluster":    {sni: "out", answer: fmt.Errorf("%w: away", front.ErrAbsent), own: true},
+		"refused":       {sni: "out", answer: &front.RefusedError{Text: "no"}, reason: frame.Unreachable},
+		"overloaded":    {sni: "out", answer: &front.RefusedError{Overloaded: true}, reason: frame.Overloaded},
+		"cannot be had": {sni: "bad", reason: frame.Unreachable},
+	} {
+		answer, asked = test.answer, nil
+		up, err := h.Connect(t.Context(), server.Call{Peer: server.Peer{SNI: test.sni}})
+		var refusal *server.Refusal
+		switch _, byEnvoy := up.(upstream); {
+		case test.reason != frame.Unspecified:
+			if !errors.As(err, &refusal) || refusal.Reason != test.reason {
+				t.Errorf("%s: %v", name, err)
+			}
+		case err != nil || byEnvoy == test.own:
+			t.Errorf("%s: %T, %v", name, up, err)
+		}
+		if test.own && up != nil {
+			up.Finish(false)
+		}
+		if want := test.sni == "out"; (len(asked) == 1 && asked[0] == "shop/pay:80") != want {
+			t.Errorf("%s: Envoy is asked for %v", name, asked)
+		}
 	}
 }

@@ -26,6 +26,9 @@ const (
 	ProtocolProxy = "proxima"
 )
 
+// ClusterHeader names the cluster to which the Envoy of an egress is to connect (package front).
+const ClusterHeader = "x-proxima-cluster"
+
 // Type of a frame.
 type Type uint8
 

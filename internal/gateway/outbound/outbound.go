@@ -246,6 +246,9 @@ type Beyond struct {
 	// Ingresses of other sites that serve it, or External: a service outside every mesh.
 	Ingresses []tunnel.Peer
 	External  *external.Service
+	// Service and its Port, of the name.
+	Service proxy.ServiceName
+	Port    uint16
 }
 
 // Beyond is what an egress reaches for a server name; ok is false if there is nothing.
@@ -256,7 +259,7 @@ func (r *Router) Beyond(sni string) (b Beyond, ok bool) {
 	if !ok {
 		return Beyond{}, false
 	}
-	return Beyond{t.remote.Mesh, r.ingresses(t), t.external}, true
+	return Beyond{t.remote.Mesh, r.ingresses(t), t.external, t.remote.Service, t.port.Number}, true
 }
 
 // weightScale keeps the shares of sites whose instances are few and ingresses many.

@@ -2,6 +2,7 @@ package site
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/egress"
 	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
@@ -31,7 +32,11 @@ func (e *Egress) find(sni string) (service, bool) {
 // Target implements egress.Targets.
 func (e *Egress) Target(sni string) (egress.Target, bool) {
 	b, ok := e.router.Beyond(sni)
-	return egress.Target{Ingresses: b.Ingresses, External: b.External}, ok
+	out := egress.Target{Ingresses: b.Ingresses, External: b.External}
+	if b.External != nil {
+		out.Outside = fmt.Sprintf("%s/%s:%d", b.Service.Namespace, b.Service.Name, b.Port)
+	}
+	return out, ok
 }
 
 // Credentials of the egress, for ingresses that serve a server name.

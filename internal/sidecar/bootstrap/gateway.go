@@ -16,12 +16,16 @@ type Gateway struct {
 	// Socket of the gateway's own engine, a path. Tunnels of nodes go there as they are, after a
 	// header of the PROXY protocol, version 2, that says who the client is.
 	Socket string
+	// Outside is the path of the socket at which the engine of an egress has connections made to services
+	// outside every mesh, by CONNECT and the name of a cluster (package front); empty: it makes them itself.
+	Outside string
 }
 
 const (
 	// gatewayName of the listener, tunnelName of the cluster of the own engine.
 	gatewayName = "gateway"
 	tunnelName  = "tunnel"
+	outsideName = "outside"
 	// attempts to connect, as in the own engine.
 	attempts = 3
 )
@@ -72,7 +76,37 @@ func (g *Gateway) resources(controlPlane object) (object, error) {
 			},
 		},
 	}
-	return object{"clusters": []object{controlPlane, g.tunnel()}, "listeners": []object{listener}}, nil
+	listeners := []object{listener}
+	if g.Outside != "" {
+		listeners = append(listeners, g.outside())
+	}
+	return object{"clusters": []object{controlPlane, g.tunnel()}, "listeners": listeners}, nil
+}
+
+// outside is the listener by which the own engine has connections made. Only a definite failure is answered by
+// 503; a cluster that is not there is 404.
+func (g *Gateway) outside() object {
+	connect := []object{{"upgrade_type": "CONNECT", "connect_config": object{}}}
+	manager := object{
+		"stat_prefix": outsideName, "codec_type": "HTTP2", "http2_protocol_options": object{"allow_connect": true},
+		"upgrade_configs": []object{{"upgrade_type": "CONNECT"}}, "stream_idle_timeout": "0s", "generate_request_id": false,
+		"http_filters": []object{filter("envoy.filters.http.router", "envoy.extensions.filters.http.router.v3.Router", object{})},
+		"route_config": object{"name": outsideName, "virtual_hosts": []object{{
+			"name": outsideName, "domains": []string{"*"}, "routes": []object{{
+				"match": object{"connect_matcher": object{}},
+				"route": object{
+					"cluster_header": frame.ClusterHeader, "cluster_not_found_response_code": "NOT_FOUND", "timeout": "0s", "upgrade_configs": connect,
+					"retry_policy": object{"retry_on": "connect-failure", "num_retries": attempts - 1},
+				},
+			}},
+		}}},
+	}
+	return object{
+		"name": outsideName, "traffic_direction": "OUTBOUND",
+		"address": object{"pipe": object{"path": g.Outside, "mode": 0o600}},
+		"filter_chains": []object{{"filters": []object{filter("envoy.filters.network.http_connection_manager",
+			"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", manager)}}},
+	}
 }
 
 // hasIPv6 reports whether sockets of that family can be made.

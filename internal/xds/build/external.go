@@ -28,6 +28,9 @@ const (
 	nameRefresh = 30 * time.Second
 )
 
+// OutsideName is the cluster of a port of a service outside every mesh.
+func OutsideName(of ServicePort) string { return externalPrefix + of.String() }
+
 // outside is where a service outside every mesh is, for proxies that connect to it by themselves.
 type outside struct {
 	places []sites.Place
@@ -39,7 +42,7 @@ type outside struct {
 // clusterName of a service port.
 func (b *Builder) clusterName(of ServicePort) string {
 	if b.external(of.Service) {
-		return externalPrefix + of.String()
+		return OutsideName(of)
 	}
 	return of.String()
 }

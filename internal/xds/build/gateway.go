@@ -62,6 +62,8 @@ type fleet struct {
 	// served are the server names by Service, claims the Services by server name: the first one has it.
 	served map[catalog.Key][]string
 	claims map[string][]catalog.Key
+	// outside are the ports of services outside every mesh that an egress connects to, by Service.
+	outside map[catalog.Key][]ServicePort
 }
 
 // ConnectGateway is Connect for the Envoy of a ZoneIngress or ZoneEgress of this site, in a topology
@@ -80,10 +82,14 @@ func (b *Builder) ConnectGateway(role Role, name string) (*Connection, error) {
 	f := b.fleets[key]
 	if f == nil {
 		f = &fleet{
-			fleetKey: key, layer: newLayer(delta.Options{Types: []string{ClusterType, EndpointType}}), quarantine: delta.NewQuarantine(),
+			fleetKey: key, layer: newLayer(delta.Options{Types: []string{ClusterType, EndpointType, SecretType}}), quarantine: delta.NewQuarantine(),
 			served: map[catalog.Key][]string{}, claims: map[string][]catalog.Key{},
+			outside: map[catalog.Key][]ServicePort{},
 		}
 		b.fleets[key] = f
+		if role == Egress {
+			b.use(f.layer, delta.Ref{Type: SecretType, Name: SystemRoots}, unit{make: b.makeSystemRoots})
+		}
 		for service := range b.snapshot.Services.All() {
 			b.serveNames(f, service)
 		}
@@ -148,6 +154,9 @@ func (b *Builder) serveAgain(services map[catalog.Key]struct{}) {
 // serveNames brings up to date what a fleet serves of a Service now.
 func (b *Builder) serveNames(f *fleet, key catalog.Key) {
 	var names []string
+	if f.role == Egress {
+		b.serveOutside(f, key)
+	}
 	if f.role == Ingress {
 		if o := b.passedOffer(key); o != nil {
 			for i := range o.Ports {
@@ -381,4 +390,75 @@ func (b *Builder) zoneOfNode(name string) locality.Zone {
 		return locality.ZoneOf(n.Labels)
 	}
 	return ""
+}
+
+// engineTimeout bounds connecting to a service outside every mesh, as in our own engine.
+const engineTimeout = 3 * time.Second
+
+// serveOutside brings up to date which ports of a Service are outside every mesh, and reached by egresses.
+func (b *Builder) serveOutside(f *fleet, key catalog.Key) {
+	var ports []ServicePort
+	if r := b.outsideBehind(key); r != nil {
+		for i := range r.Ports {
+			ports = append(ports, ServicePort{key, r.Ports[i].Number})
+		}
+	}
+	for _, of := range ports {
+		if !slices.Contains(f.outside[key], of) {
+			b.use(f.layer, outsideRef(of), unit{service: key, make: func() *made { return b.makeOutside(of) }})
+		}
+	}
+	for _, of := range f.outside[key] {
+		if !slices.Contains(ports, of) {
+			b.unuse(f.layer, outsideRef(of))
+		}
+	}
+	if len(ports) == 0 {
+		delete(f.outside, key)
+		return
+	}
+	f.outside[key] = ports
+}
+
+func outsideRef(of ServicePort) delta.Ref { return delta.Ref{Type: ClusterType, Name: OutsideName(of)} }
+
+// outsideBehind is a service outside every mesh that this site's egresses connect to; nil: it is none.
+func (b *Builder) outsideBehind(key catalog.Key) *sites.Remote {
+	r, err := b.sites.Remote(proxy.ServiceName(key))
+	if err != nil || r == nil || r.External == nil || !r.EgressOnly {
+		return nil // an error is in the log already
+	}
+	return r
+}
+
+// makeOutside is the cluster by which the engine of an egress has connections made to a service outside
+// every mesh, with what the BackendPolicies of its own namespace say; nil: it makes them itself, for the reasons
+// of outsideOf.
+func (b *Builder) makeOutside(of ServicePort) *made {
+	r := b.outsideBehind(of.Service)
+	if r == nil {
+		return nil
+	}
+	i := slices.IndexFunc(r.Ports, func(p sites.RemotePort) bool { return p.Number == of.Port })
+	if i < 0 {
+		return nil
+	}
+	if t := r.External.TLS; t != nil && t.Secrets {
+		return nil // the engine has them
+	}
+	u := &upstream{port: of, cluster: OutsideName(of)}
+	b.police(&class{Class: Class{Mesh: r.Mesh, Namespace: of.Service.Namespace, Variant: Gateway}}, u, r.Ports[i].Name, "tcp")
+	u.routes, u.tcp, u.protocol = nil, nil, TCP
+	if u.settings != nil {
+		u.settings.Balancer = meshv1alpha1.BackendBalancer{} // each connection is the engine's
+	}
+	if u.outside = b.outsideOf(&beyond{remote: r, port: r.Ports[i]}, TCP); u.outside == nil {
+		return nil
+	}
+	c := upstreamCluster(u.cluster, u)
+	c.LrsServer = nil // the proxies of clients report the load
+	if !u.policed {
+		c.ConnectTimeout = durationpb.New(engineTimeout)
+	}
+	return &made{marshalled(c), &delta.ResourceOptions{}}
 }

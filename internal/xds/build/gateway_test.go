@@ -267,3 +267,48 @@ func TestGatewayAddition(t *testing.T) {
 		c.Close(nil)
 	}
 }
+
+// TestOutsideClusters: an egress has clusters of the services outside every mesh of meshes that leave by egresses,
+// with the BackendPolicies of their namespaces; an ingress has none, and neither has an egress what is left to its
+// engine.
+func TestOutsideClusters(t *testing.T) {
+	byEgress := func(yes bool) *meshv1alpha1.Mesh {
+		return &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: meshv1alpha1.MeshSpec{
+			Routing: &meshv1alpha1.MeshRouting{ZoneEgress: new(yes)},
+		}}
+	}
+	w := newWorld(t, append(outsideObjects(nil), byEgress(true), ownGateway(Egress, "e1", "10.0.0.9"), ownGateway(Ingress, "i1", "10.0.0.8"))...)
+	c := w.gateway(Egress, "e1")
+	const pay = "ext|shop/pay:80"
+	want := func(what string, clusters ...string) {
+		t.Helper()
+		if got := names(c, ClusterType); !slices.Equal(got, clusters) {
+			t.Errorf("%s: clusters %v, want %v", what, got, clusters)
+		}
+	}
+	want("an ExternalService", pay)
+	if got := names(w.gateway(Ingress, "i1"), ClusterType); len(got) > 0 {
+		t.Errorf("an ingress has %v", got)
+	}
+	got := resourceOf(t, c, ClusterType, pay, &cluster.Cluster{})
+	if got.ConnectTimeout.AsDuration() != engineTimeout || got.LrsServer != nil || shownCluster(t, got) == "" {
+		t.Errorf("without a policy: %v", got)
+	}
+	w.each(&meshv1alpha1.BackendPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "slow"},
+		Spec:       meshv1alpha1.BackendPolicySpec{Timeout: &meshv1alpha1.PolicyTimeout{Connect: new(meshv1alpha1.Duration("700ms"))}},
+	})
+	if d := resourceOf(t, c, ClusterType, pay, &cluster.Cluster{}).ConnectTimeout.AsDuration(); d != 700*time.Millisecond {
+		t.Errorf("with a policy: connect timeout %s", d)
+	}
+	for _, o := range outsideObjects(func(s *meshv1alpha1.ExternalServiceSpec) { s.Addresses = nil }) {
+		w.each(o) // its host is resolved by the engine
+	}
+	want("found by its host")
+	for _, o := range outsideObjects(nil) {
+		w.each(o)
+	}
+	want("by its address again", pay)
+	w.each(byEgress(false))
+	want("the mesh does not leave by egresses")
+}
