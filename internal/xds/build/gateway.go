@@ -88,7 +88,7 @@ func (b *Builder) ConnectGateway(role Role, name string) (*Connection, error) {
 		}
 		b.fleets[key] = f
 		if role == Egress {
-			b.use(f.layer, delta.Ref{Type: SecretType, Name: SystemRoots}, unit{make: b.makeSystemRoots})
+			b.use(f.layer, delta.Ref{Type: SecretType, Name: SystemRoots}, func() unit { return unit{make: b.makeSystemRoots} })
 		}
 		for service := range b.snapshot.Services.All() {
 			b.serveNames(f, service)
@@ -405,7 +405,7 @@ func (b *Builder) serveOutside(f *fleet, key catalog.Key) {
 	}
 	for _, of := range ports {
 		if !slices.Contains(f.outside[key], of) {
-			b.use(f.layer, outsideRef(of), unit{service: key, make: func() *made { return b.makeOutside(of) }})
+			b.use(f.layer, outsideRef(of), func() unit { return unit{service: key, make: func() *made { return b.makeOutside(of) }} })
 		}
 	}
 	for _, of := range f.outside[key] {
