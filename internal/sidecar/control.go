@@ -29,6 +29,10 @@ type Status struct {
 	Identity *IdentityStatus  `json:"identity,omitempty"`
 	// Refused connections past the proxy, by port in mode Strict.
 	Refused map[uint16]uint64 `json:"refused,omitempty"`
+	// Metrics is where they are served; "": nowhere. MetricsProblem is what keeps them from where the
+	// settings of the control plane have them.
+	Metrics        string `json:"metrics,omitempty"`
+	MetricsProblem string `json:"metricsProblem,omitempty"`
 	// Problem that keeps the certificate from being renewed.
 	Problem string `json:"problem,omitempty"`
 }
@@ -66,6 +70,7 @@ func (s *Supervisor) status(ctx context.Context) Status {
 		out.Identity = &IdentityStatus{ID: i.ID(), Serial: i.Serial(), Issuer: i.Issuer(), NotAfter: i.NotAfter()}
 	}
 	out.Refused = s.refused()
+	out.Metrics, out.MetricsProblem = s.settings.metricsAt()
 	if err := s.keeper.Problem(); err != nil {
 		out.Problem = err.Error()
 	}
@@ -82,11 +87,6 @@ func (s *Supervisor) refused() map[uint16]uint64 {
 		s.logger.Warn("refused connections are not counted", "table", redirect.TableName, "error", err)
 	}
 	return out
-}
-
-// metrics of the proxy, the applications and this process.
-func (s *Supervisor) metrics() http.Handler {
-	return &supervise.Metrics{Admin: s.admin, Apps: s.options.Apps, Own: s.own}
 }
 
 // own metrics in the text format of Prometheus.

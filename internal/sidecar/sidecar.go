@@ -27,6 +27,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
 	"github.com/proxima-mesh/proxima/internal/sidecar/secret"
 	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -110,7 +111,8 @@ type Supervisor struct {
 	envoy  *supervise.Envoy
 	admin  *supervise.Admin
 
-	beacon *beacon // nil: the agent of the node does not lead connections here
+	beacon   *beacon // nil: the agent of the node does not lead connections here
+	settings settings
 
 	draining atomic.Bool
 	leave    atomic.Bool
@@ -191,6 +193,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	start(ctx, func(ctx context.Context) error { s.keeper.Run(ctx); return nil })
 	start(ctx, func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) })
 	start(ctx, s.await)
+	if listeners.metrics != nil {
+		start(relayCtx, func(ctx context.Context) error { s.serveMetrics(ctx, listeners.metrics); return nil })
+	}
 	for _, l := range listeners.http {
 		start(relayCtx, func(ctx context.Context) error { return serve(ctx, l.listener, l.handler) })
 	}
@@ -252,6 +257,9 @@ func (s *Supervisor) prepare(path string) error {
 		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
 		Answer: s.answer, Version: version.Get().Version,
 	}
+	if o.Gateway == nil {
+		config.Follow = map[string]relay.Follower{wire.Settings: s.settings.take}
+	}
 	if o.Redirect {
 		config.Control = redirect.Control
 	}
@@ -294,6 +302,8 @@ type handled struct {
 type listeners struct {
 	xds  net.Listener
 	http []handled
+	// metrics is where they are served until settings say otherwise; nil: nowhere.
+	metrics net.Listener
 }
 
 // listen on everything before anything runs.
@@ -309,14 +319,17 @@ func (s *Supervisor) listen() (listeners, error) {
 		return out, errors.Join(err, xds.Close())
 	}
 	out.http = append(out.http, handled{control, s.control()})
-	var health http.Handler = &supervise.Health{Address: s.options.ProbeAddress, Probes: s.options.Probes, Ready: s.ready}
+	var health http.Handler = &supervise.Health{Address: s.options.ProbeAddress, Probes: s.probes, Ready: s.ready}
 	if s.beacon != nil {
 		health = s.beacon.wrap(health)
 	}
 	for _, l := range []struct {
 		address string
-		handler http.Handler
-	}{{s.options.MetricsAddress, s.metrics()}, {s.options.HealthAddress, health}} {
+		use     func(net.Listener)
+	}{
+		{s.options.MetricsAddress, func(l net.Listener) { out.metrics = l }},
+		{s.options.HealthAddress, func(l net.Listener) { out.http = append(out.http, handled{l, health}) }},
+	} {
 		if l.address == "" {
 			continue
 		}
@@ -327,7 +340,7 @@ func (s *Supervisor) listen() (listeners, error) {
 				Hint: "choose another address with --metrics-address and --health-address",
 			}
 		}
-		out.http = append(out.http, handled{listener, l.handler})
+		l.use(listener)
 	}
 	return out, nil
 }

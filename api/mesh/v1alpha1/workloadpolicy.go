@@ -227,7 +227,8 @@ type TracingTag struct {
 
 // WorkloadMetrics says where a proxy shows metrics, and which.
 type WorkloadMetrics struct {
-	// Port on which the supervisor of the proxy shows them. Defaults to 15020.
+	// Port on which the supervisor of the proxy shows them. Empty: that of the supervisor's own
+	// configuration, 15020.
 	// +optional
 	Port *int32 `json:"port,omitempty"`
 	// Path of the metrics. Defaults to /metrics.
@@ -236,8 +237,8 @@ type WorkloadMetrics struct {
 	// MTLS shows them only to clients with a certificate of the mesh.
 	// +optional
 	MTLS bool `json:"mtls,omitempty"`
-	// Include is a regular expression (RE2) of the names of the proxy's metrics that are shown.
-	// Empty: all.
+	// Include is a regular expression (RE2) of the names of the metrics of the proxy and its
+	// supervisor that are shown. Empty: all.
 	// +optional
 	Include string `json:"include,omitempty"`
 	// Exclude is one of those that are not.

@@ -6415,7 +6415,7 @@ func schema_proxima_api_mesh_v1alpha1_WorkloadMetrics(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"port": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Port on which the supervisor of the proxy shows them. Defaults to 15020.",
+							Description: "Port on which the supervisor of the proxy shows them. Empty: that of the supervisor's own configuration, 15020.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6436,7 +6436,7 @@ func schema_proxima_api_mesh_v1alpha1_WorkloadMetrics(ref common.ReferenceCallba
 					},
 					"include": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Include is a regular expression (RE2) of the names of the proxy's metrics that are shown. Empty: all.",
+							Description: "Include is a regular expression (RE2) of the names of the metrics of the proxy and its supervisor that are shown. Empty: all.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -148,9 +148,6 @@ func withoutEffect(obj resource.Object) []string {
 		return nil
 	}
 	var out []string
-	if p.Spec.Metrics != nil {
-		out = append(out, "spec.metrics: no proxy is configured by it")
-	}
 	for i := range p.Spec.AccessLog {
 		if p.Spec.AccessLog[i].TCP != nil {
 			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: Envoy has no access log over plain TCP", i))

@@ -186,7 +186,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 			workload("shown", mesh.WorkloadPolicySpec{Metrics: &mesh.WorkloadMetrics{}}),
 			workload("logged", mesh.WorkloadPolicySpec{AccessLog: []mesh.AccessLog{{Stdout: &mesh.StdoutLog{}}, {TCP: &mesh.TCPLog{Address: "a:1"}}}}),
 			workload("whole", mesh.WorkloadPolicySpec{Passthrough: &mesh.WorkloadPassthrough{Mode: mesh.PassthroughNone}}))
-		r.want(kind.WorkloadPolicy, "shown", mesh.PolicyPartiallyEnforced, "True NotEnforced spec.metrics: ")
+		r.want(kind.WorkloadPolicy, "shown", mesh.PolicyPartiallyEnforced, "")
 		r.want(kind.WorkloadPolicy, "logged", mesh.PolicyPartiallyEnforced, "True NotEnforced spec.accessLog[1].tcp: ")
 		r.want(kind.WorkloadPolicy, "whole", mesh.PolicyPartiallyEnforced, "")
 	})

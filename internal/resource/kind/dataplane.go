@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -54,33 +53,13 @@ func warnDataplane(d, old *mesh.Dataplane) []string {
 	if old != nil {
 		before = servicetag.TagsOfDataplane(old)
 	}
-	out := append(warnDataplaneMesh(d, old), warnDataplaneProxy(d, old)...)
+	out := warnDataplaneMesh(d, old)
 	for _, tag := range servicetag.TagsOfDataplane(d) {
 		if _, err := meshname.OfTag(tag); err != nil && !slices.Contains(before, tag) {
 			out = append(out, fmt.Sprintf("it is in no service by its tag: %v", err))
 		}
 	}
 	return out
-}
-
-// warnDataplaneProxy warns of settings of proxies, which there are none of. An update warns of what
-// it changes.
-func warnDataplaneProxy(d, old *mesh.Dataplane) []string {
-	if old != nil && equality.Semantic.DeepEqual(d.Spec.Proxy, old.Spec.Proxy) {
-		return nil
-	}
-	var paths []string
-	if p := d.Spec.Proxy; p != nil {
-		for _, f := range []struct {
-			name string
-			set  bool
-		}{{"metrics", p.Metrics != nil}, {"probes", len(p.Probes) > 0}} {
-			if f.set {
-				paths = append(paths, "spec.proxy."+f.name)
-			}
-		}
-	}
-	return noEffect(paths)
 }
 
 // warnDataplaneMesh warns of meshes that the labels and annotations name in vain.

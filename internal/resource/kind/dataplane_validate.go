@@ -3,6 +3,7 @@ package kind
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -54,6 +55,9 @@ func validateDataplane(d, old *mesh.Dataplane) field.ErrorList {
 	return append(errs, checkDataplaneProxy(path.Child("proxy"), spec.Proxy)...)
 }
 
+// supervisorPaths are what the supervisor of a proxy answers itself on the port of probes.
+func supervisorPaths() []string { return []string{"/ready", "/redirected"} }
+
 func checkDataplaneProxy(path *field.Path, p *mesh.DataplaneProxy) field.ErrorList {
 	if p == nil {
 		return nil
@@ -93,6 +97,9 @@ func checkDataplaneProxy(path *field.Path, p *mesh.DataplaneProxy) field.ErrorLi
 			errs = append(errs, field.Required(at.Child("path"), ""))
 		}
 		errs = append(errs, checkPath(at.Child("path"), probe.Path)...)
+		if slices.Contains(supervisorPaths(), probe.Path) {
+			errs = append(errs, field.Invalid(at.Child("path"), probe.Path, "must not be a path of the proxy's supervisor itself"))
+		}
 		if !paths.add(probe.Path) {
 			errs = append(errs, field.Duplicate(at.Child("path"), probe.Path))
 		}

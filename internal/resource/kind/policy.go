@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"reflect"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // What policies of traffic may hold at most. 16 targets are the Gateway API's limit (GEP-713).
@@ -36,36 +34,6 @@ const (
 
 // durationFormat is that of the Gateway API (GEP-2257).
 var durationFormat = regexp.MustCompile(`^([0-9]{1,5}(h|m|s|ms)){1,4}$`)
-
-// idle warns of the set fields of a policy's spec, by their names in JSON, that have no effect yet.
-// An update warns if it changes something.
-func idle[T interface {
-	comparable
-	resource.Object
-}](policy, old T, spec any, names ...string) []string {
-	var missing T
-	if old != missing && policy.GetGeneration() == old.GetGeneration() {
-		return nil
-	}
-	var out []string
-	v := reflect.ValueOf(spec)
-	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
-		if slices.Contains(names, name) && !v.Field(i).IsZero() {
-			out = append(out, "spec."+name)
-		}
-	}
-	return noEffect(out)
-}
-
-// noEffect warns of fields that have none.
-func noEffect(paths []string) []string {
-	var out []string
-	for _, p := range paths {
-		out = append(out, p+": has no effect yet: this version configures no proxies by it")
-	}
-	return out
-}
 
 // checkTarget checks what a policy is for. kinds are those that it may name.
 func checkTarget(policy metav1.Object, t *mesh.PolicyTarget, kinds ...metav1.GroupKind) field.ErrorList {

@@ -53,7 +53,7 @@ func warnWorkloadPolicy(p, old *mesh.WorkloadPolicy) []string {
 	if old != nil && p.Generation == old.Generation {
 		return nil
 	}
-	out := idle(p, old, p.Spec, "metrics")
+	var out []string
 	for i := range p.Spec.AccessLog {
 		if p.Spec.AccessLog[i].TCP != nil {
 			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: has no effect: Envoy has no access log over plain TCP: use otlp, or file", i))

@@ -70,9 +70,11 @@ func (t *resources) latest(name string) *entry {
 	return t.accepted[name]
 }
 
-// session is a stream of an Envoy. During a hot restart there are two.
+// session is a stream of an Envoy (during a hot restart there are two), or what the supervisor itself
+// follows.
 type session struct {
 	id    int
+	own   bool // the supervisor's
 	types map[string]*subscription
 	out   []wire.Response
 }

@@ -55,6 +55,9 @@ type Config struct {
 	// Answer answers a question of the control plane (wire.AskConfig and so on). Its errors should be
 	// gRPC statuses. nil: none is answered.
 	Answer func(ctx context.Context, question, argument string) ([]byte, error)
+	// Follow are types of resources that the supervisor itself takes, all of them, and by what. They
+	// are kept on disk as those of Envoy.
+	Follow map[string]Follower
 	// Version of the supervisor, which the control plane is told.
 	Version string
 	Logger  *slog.Logger // nil: silence
@@ -115,6 +118,11 @@ func New(c Config) *Relay {
 			c.Logger.Warn("the configuration of the last run is not used", "error", err)
 		}
 	}
+	for _, typeURL := range []string{wire.Settings} {
+		if c.Follow[typeURL] == nil {
+			r.core.Forget(typeURL) // an earlier run may have followed it
+		}
+	}
 	r.core.SetOwn(wire.Secret, wire.OwnSecret, nil)
 	return r
 }
@@ -146,7 +154,7 @@ type Status struct {
 func (r *Relay) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := Status{Upstream: r.state, Envoys: len(r.core.sessions), Resources: map[string]int{}, Counters: r.core.Counters}
+	out := Status{Upstream: r.state, Envoys: r.core.Envoys(), Resources: map[string]int{}, Counters: r.core.Counters}
 	for url, t := range r.core.types {
 		out.Resources[url] = len(t.accepted)
 	}
@@ -202,6 +210,9 @@ func (r *Relay) Run(ctx context.Context, l net.Listener) error {
 	tasks.Go(func() { r.keep(ctx) })
 	tasks.Go(func() { r.expire(ctx) })
 	tasks.Go(func() { r.attend(ctx) })
+	for typeURL, take := range r.config.Follow {
+		tasks.Go(func() { r.supply(ctx, typeURL, take) })
+	}
 	err := server.Serve(l)
 	ended := ctx.Err() != nil || errors.Is(err, grpc.ErrServerStopped)
 	cancel()

@@ -9,10 +9,34 @@ import (
 )
 
 // Open begins a session, the stream of an Envoy, and returns its number.
-func (c *Core) Open() int {
+func (c *Core) Open() int { return c.open(false) }
+
+// OpenOwn begins a session of the supervisor itself, for resources that are for it alone.
+func (c *Core) OpenOwn() int { return c.open(true) }
+
+func (c *Core) open(own bool) int {
 	c.last++
-	c.sessions[c.last] = &session{id: c.last, types: map[string]*subscription{}}
+	c.sessions[c.last] = &session{id: c.last, own: own, types: map[string]*subscription{}}
 	return c.last
+}
+
+// Envoys are the sessions that are not the supervisor's own.
+func (c *Core) Envoys() int {
+	n := 0
+	for _, s := range c.sessions {
+		if !s.own {
+			n++
+		}
+	}
+	return n
+}
+
+// Forget a type: nothing of it is held, and it is not subscribed any more. No session may follow it.
+func (c *Core) Forget(typeURL string) {
+	if c.types[typeURL] != nil {
+		delete(c.types, typeURL)
+		c.Dirty = true
+	}
 }
 
 // Close ends a session. Names that no other session asks for stay subscribed until Expire: an
@@ -52,7 +76,7 @@ func (c *Core) asked(typeURL, name string) bool {
 // Expire ends the subscriptions to names that no session has asked for since before, and forgets
 // their resources.
 func (c *Core) Expire(before time.Time) {
-	if len(c.sessions) == 0 {
+	if c.Envoys() == 0 {
 		return
 	}
 	for url, t := range c.types {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +36,14 @@ type Metrics struct {
 	Apps  []App
 	// Own metrics in the text format.
 	Own func() string
+	// Include and Exclude select those of Envoy and of this process by their names; nil: all, and
+	// none. The names are those of the page, as in envoy_cluster_upstream_cx_total.
+	Include, Exclude *regexp.Regexp
+}
+
+// shows reports whether a metric of Envoy or of this process is on the page.
+func (m *Metrics) shows(name string) bool {
+	return (m.Include == nil || m.Include.MatchString(name)) && (m.Exclude == nil || !m.Exclude.MatchString(name))
 }
 
 // ServeHTTP implements http.Handler.
@@ -53,20 +63,7 @@ func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fetches.Go(func() { pages[2+i], up[i] = scrape(ctx, app.URL) })
 	}
 	fetches.Wait()
-	var own strings.Builder
-	own.WriteString(m.Own())
-	if len(m.Apps) > 0 {
-		own.WriteString("# HELP proxima_sidecar_application_up Whether metrics of an application could be collected.\n" +
-			"# TYPE proxima_sidecar_application_up gauge\n")
-	}
-	for i, app := range m.Apps {
-		value := 0
-		if up[i] {
-			value = 1
-		}
-		fmt.Fprintf(&own, "proxima_sidecar_application_up{mesh_application=%q} %d\n", app.Name, value)
-	}
-	pages[0] = []byte(own.String())
+	pages[0] = []byte(m.Own() + applicationsUp(m.Apps, up))
 	var out families
 	for i, page := range pages {
 		label := ""
@@ -74,9 +71,29 @@ func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			label = m.Apps[i-2].Name
 		}
 		out.add(page, label)
+		if i == 1 {
+			out.keep(m.shows)
+		}
 	}
 	w.Header().Set("Content-Type", textFormat)
 	_, _ = out.WriteTo(w) // a client that has gone does not matter
+}
+
+// applicationsUp is a metric that says which applications have answered.
+func applicationsUp(apps []App, up []bool) string {
+	var own strings.Builder
+	if len(apps) > 0 {
+		own.WriteString("# HELP proxima_sidecar_application_up Whether metrics of an application could be collected.\n" +
+			"# TYPE proxima_sidecar_application_up gauge\n")
+	}
+	for i, app := range apps {
+		value := 0
+		if up[i] {
+			value = 1
+		}
+		fmt.Fprintf(&own, "proxima_sidecar_application_up{mesh_application=%q} %d\n", app.Name, value)
+	}
+	return own.String()
 }
 
 func scrape(ctx context.Context, url string) (page []byte, ok bool) {
@@ -151,6 +168,17 @@ func (f *families) add(page []byte, application string) {
 		fam.samples.WriteString(labelled(line, end, application))
 		fam.samples.WriteByte('\n')
 	}
+}
+
+// keep the families whose names are wanted.
+func (f *families) keep(wanted func(name string) bool) {
+	f.order = slices.DeleteFunc(f.order, func(name string) bool {
+		if wanted(name) {
+			return false
+		}
+		delete(f.byName, name)
+		return true
+	})
 }
 
 // belongs reports whether a sample is of a family: histograms and summaries have suffixes.

@@ -26,6 +26,8 @@ type Probe struct {
 	Port uint16
 	// Path of HTTP, Service of gRPC.
 	Path, Service string
+	// At is the path by which the supervisor is asked; "": one that says what is asked.
+	At string
 }
 
 // ParseProbe reads KIND:PORT and, where there is one, /PATH or /SERVICE: "http:8080/healthz",
@@ -56,8 +58,11 @@ func ParseProbe(text string) (Probe, error) {
 	return p, nil
 }
 
-// URLPath at which the probe is asked: /probe/KIND/PORT and its path or service.
+// URLPath at which the probe is asked: At, else /probe/KIND/PORT and its path or service.
 func (p Probe) URLPath() string {
+	if p.At != "" {
+		return p.At
+	}
 	tail := p.Path
 	if p.Service != "" {
 		tail = "/" + p.Service
@@ -133,7 +138,8 @@ func (p Probe) askGRPC(ctx context.Context, target string) error {
 type Health struct {
 	// Address of the workload for its probes.
 	Address string
-	Probes  []Probe
+	// Probes that may be asked at the moment; nil: none. It must not block.
+	Probes func() []Probe
 	// Ready returns why the proxy does not serve; nil: it does.
 	Ready func(ctx context.Context) error
 }
@@ -148,10 +154,12 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.Ready(r.Context()))
 		return
 	}
-	for _, p := range h.Probes {
-		if r.URL.Path == p.URLPath() {
-			answer(w, p.Ask(r.Context(), h.Address))
-			return
+	if h.Probes != nil {
+		for _, p := range h.Probes() {
+			if r.URL.Path == p.URLPath() {
+				answer(w, p.Ask(r.Context(), h.Address))
+				return
+			}
 		}
 	}
 	http.NotFound(w, r)

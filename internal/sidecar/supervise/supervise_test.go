@@ -129,7 +129,8 @@ func TestHealth(t *testing.T) {
 	}
 	web, tls, rpc := port(app.URL), port(secure.URL), port(l.Addr().String())
 	var unready error
-	h := &Health{Address: "127.0.0.1", Ready: func(context.Context) error { return unready }}
+	var probes []Probe
+	h := &Health{Address: "127.0.0.1", Probes: func() []Probe { return probes }, Ready: func(context.Context) error { return unready }}
 	for _, text := range []string{
 		"http:" + web + "/healthz", "https:" + tls + "/healthz", "grpc:" + rpc, "grpc:" + rpc + "/shop.Cart", "grpc:" + rpc + "/shop.Down",
 		"tcp:" + rpc, "tcp:1",
@@ -138,7 +139,7 @@ func TestHealth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.Probes = append(h.Probes, p)
+		probes = append(probes, p)
 	}
 	get := func(path string) int {
 		t.Helper()

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
@@ -481,6 +482,11 @@ func (b *Builder) writeOwn(p *Proxy) {
 			if body := plain[ref]; body != nil {
 				next[ref] = body
 			}
+		}
+	}
+	if p.class.Variant == Sidecar {
+		if body := b.settingsOf(p.Key, d); len(body) > 0 {
+			next[delta.Ref{Type: wire.Settings, Name: wire.SettingsName}] = body
 		}
 	}
 	b.replaceOwn(p, next)
