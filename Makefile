@@ -24,7 +24,7 @@ $(BIN)/proxima: $(GOSOURCES)
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima
 
 $(BIN)/proxima-sidecar: $(GOSOURCES)
-	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima-sidecar
+	CGO_ENABLED=0 $(GO) build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima-sidecar
 
 $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
 	cd test/kubectl && CGO_ENABLED=0 $(GO) build -o $@ .

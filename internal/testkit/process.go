@@ -35,7 +35,7 @@ func Binary(t testing.TB) string { return binary(t, "proxima", "PROXIMA_BIN", ".
 
 // Sidecar returns the path of bin/proxima-sidecar, built if need be.
 func Sidecar(t testing.TB) string {
-	return binary(t, "proxima-sidecar", "PROXIMA_SIDECAR_BIN", ".", "-ldflags=-s -w", "./cmd/proxima-sidecar")
+	return binary(t, "proxima-sidecar", "PROXIMA_SIDECAR_BIN", ".", "-tags=grpcnotrace", "-ldflags=-s -w", "./cmd/proxima-sidecar")
 }
 
 // Kubectl returns the path of bin/kubectl, the real one, built if need be.

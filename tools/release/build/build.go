@@ -112,16 +112,20 @@ func (s Source) Flags() []string {
 
 // Binary writes the command proxima for a platform to a file.
 func (s Source) Binary(ctx context.Context, p Platform, file string) error {
-	return s.command(ctx, p, "proxima", file)
+	return s.command(ctx, p, "proxima", file, s.Flags())
 }
+
+// SidecarTags leave the tracing of gRPC out, which is never used: its templates call methods by name, so
+// that the linker would keep every method of the program, 2 MB.
+const SidecarTags = "grpcnotrace"
 
 // Sidecar writes the command proxima-sidecar, which is for Linux alone.
 func (s Source) Sidecar(ctx context.Context, p Platform, file string) error {
-	return s.command(ctx, p, "proxima-sidecar", file)
+	return s.command(ctx, p, "proxima-sidecar", file, append([]string{"-tags", SidecarTags}, s.Flags()...))
 }
 
-func (s Source) command(ctx context.Context, p Platform, name, file string) error {
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build"}, s.Flags(), []string{"-o", file, "./cmd/" + name})...)
+func (s Source) command(ctx context.Context, p Platform, name, file string, flags []string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build"}, flags, []string{"-o", file, "./cmd/" + name})...)
 	cmd.Dir = s.Root
 	cmd.Env = append(os.Environ(), "GOOS="+p.OS, "GOARCH="+p.Arch)
 	for name, value := range Environment() {
