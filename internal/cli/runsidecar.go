@@ -39,7 +39,7 @@ const (
 
 // runSidecar are the flags of run for a sidecar.
 type runSidecar struct {
-	wanted                          bool
+	wanted, dns                     bool
 	envoy, redirect                 string
 	servers                         []string
 	caFile                          string
@@ -52,6 +52,7 @@ func (r *runSidecar) add(f *pflag.FlagSet) {
 	f.BoolVar(&r.wanted, "sidecar", false, "run an Envoy before the command, with the workload's certificate and the configuration of the control plane")
 	f.StringVar(&r.envoy, "envoy", "envoy", "Envoy of the sidecar, 1.37 or newer: a path, or a name in $PATH")
 	f.StringVar(&r.redirect, "redirect", "auto", "which connections are led to the sidecar: cgroup (those of the command), netns (all of this network namespace), none, or auto (cgroup where the command has one of its own, else none)")
+	f.BoolVar(&r.dns, "dns", false, "answer the DNS questions of the command in the sidecar: names of the mesh and the cluster, without an agent, and others by the resolvers of this machine; needs --redirect cgroup or netns")
 	addXDSFlags(f, &r.servers, &r.caFile)
 	f.StringSliceVar(&r.excludeOutbound, "exclude-outbound", nil, "address, prefix or port that the command connects to directly; may be repeated")
 	f.StringSliceVar(&r.probes, "probes", nil, "probe that may be asked at the health address of the sidecar, past its mTLS, as in http:8080/healthz, grpc:9000 or tcp:5432; may be repeated")
@@ -143,6 +144,13 @@ func (f runSidecar) redirectArgs(dp *v1alpha1.Dataplane, group *cgroup.Group) ([
 	args := []string{"--redirect", how}
 	switch how {
 	case "none":
+		if f.dns {
+			return nil, &problem.Error{
+				Code: problem.SidecarUnavailable, Op: "start", Object: "the sidecar",
+				Err:  errors.New("--dns: no connections of the command are led to the sidecar"),
+				Hint: "run it as root with --redirect cgroup or netns, or leave out --dns",
+			}
+		}
 		return args, nil
 	case "netns":
 	case "cgroup":
@@ -156,6 +164,9 @@ func (f runSidecar) redirectArgs(dp *v1alpha1.Dataplane, group *cgroup.Group) ([
 		args = append(args, "--redirect-cgroup", group.Path(), "--workload-addresses", strings.Join(dp.Spec.Addresses, ","))
 	default:
 		return nil, usagef("--redirect %q: use auto, netns, cgroup or none", f.redirect)
+	}
+	if f.dns {
+		args = append(args, "--dns")
 	}
 	var ports []string
 	for _, p := range dp.Spec.Ports {

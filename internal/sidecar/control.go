@@ -120,6 +120,14 @@ func (s *Supervisor) own() string {
 			fmt.Fprintf(&out, "proxima_sidecar_refused_connections_total{port=\"%d\"} %d\n", port, refused[port])
 		}
 	}
+	if s.nameserver != nil {
+		local, forwarded, failed := s.nameserver.Counters()
+		metric("proxima_sidecar_dns_questions_total", "counter", "Questions of DNS, by who answered: the supervisor itself, a resolver of the machine, or nobody.")
+		fmt.Fprintf(&out, "proxima_sidecar_dns_questions_total{by=\"self\"} %d\nproxima_sidecar_dns_questions_total{by=\"resolver\"} %d\n", local, forwarded)
+		fmt.Fprintf(&out, "proxima_sidecar_dns_questions_total{by=\"nobody\"} %d\n", failed)
+		metric("proxima_sidecar_dns_names", "gauge", "Services and names of the mesh that questions of DNS are answered for.")
+		fmt.Fprintf(&out, "proxima_sidecar_dns_names %d\n", s.names.Len())
+	}
 	if i := s.keeper.Current(); i != nil {
 		metric("proxima_sidecar_certificate_expiry_timestamp_seconds", "gauge", "When the workload's certificate runs out, in Unix time.")
 		fmt.Fprintf(&out, "proxima_sidecar_certificate_expiry_timestamp_seconds %d\n", i.NotAfter().Unix())

@@ -53,6 +53,11 @@ type Options struct {
 	// the node does, and the proxy is not ready before.
 	Redirect, RedirectByAgent bool
 	Rules                     redirect.Rules
+	// DNS: questions of the workload are answered by what the control plane says of names, and by the
+	// resolvers of ResolvConf. They come by the Rules.
+	DNS bool
+	// ResolvConf are files that name resolvers, the first ones first.
+	ResolvConf []string
 	// Drain is how long inbound connections have to end before Envoy does.
 	Drain time.Duration
 	// CertificateFiles keeps certificate and key for gRPC, too.
@@ -77,13 +82,17 @@ the running Envoy. Each flag is also a variable: --dir is PROXIMA_SIDECAR_DIR.
 // maxSocket is the longest path of a Unix socket (sun_path, unix(7)).
 const maxSocket = 107
 
+// resolvConfBackup is the machine's own resolv.conf while that of an agent is in its place (resolvconf.Backup):
+// what it names is asked where the agent does not answer.
+const resolvConfBackup = "/etc/resolv.conf.proxima-backup"
+
 // longest name below Options.Dir.
 const longestSocket = "/envoy/admin.sock"
 
 // parse a command line. flag.ErrHelp: it asked for help, which was written.
 func parse(args []string, stderr io.Writer) (Options, error) {
 	var o Options
-	var probes, apps, servers string
+	var probes, apps, servers, resolvers string
 	var uid int
 	var by redirection
 	var gateway bootstrap.Gateway
@@ -125,6 +134,8 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.StringVar(&by.inbound, "inbound-ports", "", "ports that the workload has declared, as in 8080,9090")
 	f.StringVar(&by.excludeOutbound, "exclude-outbound", "", "addresses, prefixes and ports that are connected to directly, as in 10.0.0.0/8,25")
 	f.StringVar(&by.excludeInbound, "exclude-inbound", "", "ports, and addresses of clients, whose connections do not pass the proxy")
+	f.BoolVar(&o.DNS, "dns", false, "answer the DNS questions of the workload, with --redirect cgroup or netns: names of the mesh and the cluster without an agent, others by the resolvers of this machine")
+	f.StringVar(&resolvers, "resolv-conf", "/etc/resolv.conf,"+resolvConfBackup, "files with the resolvers for other names (--dns), which are asked in order")
 	f.DurationVar(&o.Drain, "drain", supervise.DrainTime*time.Second, "time that inbound connections have to end before Envoy does")
 	f.BoolVar(&o.CertificateFiles, "certificate-files", false, "keep certificate, key and roots as files, for gRPC without a proxy")
 	f.BoolVar(&o.Verbose, "verbose", false, "log more")
@@ -147,6 +158,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 		o.Gateway = &gateway
 	}
 	o.Servers = list(servers)
+	o.ResolvConf = list(resolvers)
 	if err := by.apply(&o); err != nil {
 		return o, err
 	}
@@ -243,6 +255,10 @@ func fromEnvironment(f *flag.FlagSet) error {
 }
 
 func (o *Options) check() error {
+	if o.DNS && !o.Redirect {
+		return errors.New("--dns needs --redirect cgroup or netns: by that the questions of the workload come here")
+	}
+	o.Rules.DNS = o.DNS
 	for _, needed := range []struct{ flag, value string }{
 		{"node-id", o.Node.ID}, {"dir", o.Dir}, {"server-ca-file", o.Authorities},
 	} {

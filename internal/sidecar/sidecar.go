@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/nameserver"
 	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
 	"github.com/proxima-mesh/proxima/internal/sidecar/secret"
@@ -113,6 +115,9 @@ type Supervisor struct {
 
 	beacon   *beacon // nil: the agent of the node does not lead connections here
 	settings settings
+	// names and who answers for them; nil: questions of DNS are not answered here.
+	names      *nameserver.Table
+	nameserver *nameserver.Server
 
 	draining atomic.Bool
 	leave    atomic.Bool
@@ -196,6 +201,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if listeners.metrics != nil {
 		start(relayCtx, func(ctx context.Context) error { s.serveMetrics(ctx, listeners.metrics); return nil })
 	}
+	for _, on := range listeners.dns {
+		start(relayCtx, func(ctx context.Context) error { return s.nameserver.Serve(ctx, on) })
+	}
 	for _, l := range listeners.http {
 		start(relayCtx, func(ctx context.Context) error { return serve(ctx, l.listener, l.handler) })
 	}
@@ -258,7 +266,15 @@ func (s *Supervisor) prepare(path string) error {
 		Answer: s.answer, Version: version.Get().Version,
 	}
 	if o.Gateway == nil {
-		config.Follow = map[string]relay.Follower{wire.Settings: s.settings.take}
+		config.Follow = map[string]relay.Following{wire.Settings: {Take: s.settings.take}}
+	}
+	if o.DNS {
+		s.names = &nameserver.Table{}
+		resolvers := &nameserver.Resolvers{Files: o.ResolvConf}
+		s.nameserver = nameserver.New(nameserver.Config{
+			Table: s.names, Upstreams: resolvers.Get, Control: redirect.Control, Logger: s.logger.With("component", "dns"),
+		})
+		config.Follow[wire.Names] = relay.Following{Take: s.names.Take, Names: []string{wire.NamesDomain}}
 	}
 	if o.Redirect {
 		config.Control = redirect.Control
@@ -304,6 +320,7 @@ type listeners struct {
 	http []handled
 	// metrics is where they are served until settings say otherwise; nil: nowhere.
 	metrics net.Listener
+	dns     []nameserver.Sockets
 }
 
 // listen on everything before anything runs.
@@ -341,6 +358,31 @@ func (s *Supervisor) listen() (listeners, error) {
 			}
 		}
 		l.use(listener)
+	}
+	if s.nameserver != nil {
+		if out.dns, err = listenDNS(); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// listenDNS where questions are led to, of the families that this machine has.
+func listenDNS() ([]nameserver.Sockets, error) {
+	var out []nameserver.Sockets
+	for _, loopback := range []string{"127.0.0.1", "::1"} {
+		address := net.JoinHostPort(loopback, strconv.Itoa(redirect.DNSPort))
+		on, err := nameserver.Listen(address)
+		switch {
+		case err == nil:
+			out = append(out, on)
+		case loopback == "::1" && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)):
+			// without IPv6
+		default:
+			return out, &problem.Error{
+				Code: problem.ListenFailed, Op: "listen on", Object: address, Err: err, Hint: "end the program that listens there, or leave out --dns",
+			}
+		}
 	}
 	return out, nil
 }

@@ -2,6 +2,7 @@ package records
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,10 +68,10 @@ func virtual(name proxy.ServiceName, ips []netip.Addr, ports []proxy.Port) *Entr
 	return e
 }
 
-func headless(name proxy.ServiceName, parts map[proxy.SliceName]*Slice) *Entry {
+func headless(name proxy.ServiceName, parts iter.Seq[*Slice]) *Entry {
 	e := &Entry{Name: name, Headless: true, Hosts: map[string]*Host{}, Ports: map[string][]Port{}}
 	all := make(map[netip.Addr]struct{})
-	for _, s := range parts {
+	for s := range parts {
 		for i := range s.Targets {
 			t := &s.Targets[i]
 			if t.Domain != "" {
@@ -163,9 +164,7 @@ func (z *Zone) Service(name proxy.ServiceName) *Entry {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
 	if s := z.services[name]; s != nil {
-		e := virtual(name, s.ClusterIPs, s.Ports)
-		e.Scope = s.Scope
-		return e
+		return EntryOf(s)
 	}
 	return z.entries[name]
 }

@@ -7,6 +7,8 @@
 package records
 
 import (
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -262,19 +264,31 @@ func (k scopeKey) allows(mesh string) bool {
 // virtual address counts.
 func (z *Zone) build(name proxy.ServiceName) *Entry {
 	n := z.names[name]
-	switch {
-	case n == nil || z.services[name] != nil:
+	if n == nil || z.services[name] != nil {
 		return nil
-	case n.ExternalName != "":
-		return &Entry{Name: name, Alias: n.ExternalName, Scope: n.Scope}
 	}
+	return n.Entry(maps.Values(z.slicesOf[name]))
+}
+
+// Entry of the name, with the slices of its endpoints if it is headless.
+func (n *Name) Entry(parts iter.Seq[*Slice]) *Entry {
 	var e *Entry
-	if n.Headless() {
-		e = headless(name, z.slicesOf[name])
-	} else {
-		e = virtual(name, n.ClusterIPs, n.Ports)
+	switch {
+	case n.ExternalName != "":
+		e = &Entry{Name: n.Name, Alias: n.ExternalName}
+	case n.Headless():
+		e = headless(n.Name, parts)
+	default:
+		e = virtual(n.Name, n.ClusterIPs, n.Ports)
 	}
 	e.Scope = n.Scope
+	return e
+}
+
+// EntryOf a Service that the data path carries.
+func EntryOf(s *proxy.Service) *Entry {
+	e := virtual(s.Name, s.ClusterIPs, s.Ports)
+	e.Scope = s.Scope
 	return e
 }
 

@@ -45,6 +45,9 @@ const (
 	muslLoader = "lib/ld-musl-*.so.1"
 )
 
+// Backup is the path of the machine's own resolv.conf while another one, of an agent, is in its place.
+const Backup = "/" + backup
+
 // stub is where systemd-resolved listens for programs that know no better
 // (systemd-resolved.service(8)).
 var stub = netip.MustParseAddr("127.0.0.53")

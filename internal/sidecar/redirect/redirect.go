@@ -3,7 +3,7 @@
 //
 // Enter at Install and Remove. Connections to the machine itself, and those of the proxy, are
 // never led to it. Connections whose address others have translated cannot be led to it: where a port
-// is strict they are refused (Refuse). UDP is left alone.
+// is strict they are refused (Refuse). UDP is left alone, but for questions of DNS where Rules say so.
 package redirect
 
 import (
@@ -17,10 +17,12 @@ import (
 // TableName of the table, in the family inet.
 const TableName = "proxima-sidecar"
 
-// Ports of the proxy that connections are led to.
+// Ports of the proxy that connections are led to, and that of the supervisor that questions of DNS are
+// led to, on the loopback address.
 const (
 	OutboundPort = 15001
 	InboundPort  = 15006
+	DNSPort      = 15053
 )
 
 // Connections to BeaconPort of 127.0.0.1, where nobody listens, are led to HealthPort by the rules of
@@ -60,6 +62,8 @@ type Rules struct {
 	// ExcludeOutbound and ExcludeInbound are left alone: by the address or the port that is
 	// connected to, and by the address that connects or the port.
 	ExcludeOutbound, ExcludeInbound Exclusion
+	// DNS: what the workload sends to port 53, by UDP and TCP and wherever to, is led to DNSPort.
+	DNS bool
 }
 
 // Exclusion of addresses and ports.

@@ -22,10 +22,12 @@ const (
 	ownerChain  = "owner-"
 	rulesChain  = "rules-"
 	// layout changes with what is made of Rules: a table of an earlier version of this program does not stand.
-	layout = 2
+	layout = 3
 	// priority comes before that of kernel modes (-100): the proxy sees the virtual IP, not an
 	// endpoint that was chosen for it.
 	priority = -105
+	// dnsPort is where resolvers are asked.
+	dnsPort = 53
 )
 
 // strictPorts are the ports that take connections through the proxy alone. Each counts the
@@ -181,10 +183,12 @@ func (r Rules) batch(strict []string) *nfnl.Batch {
 	return b
 }
 
-// tcp matches packets of TCP.
-func tcp() *nfnl.Rule {
-	return (&nfnl.Rule{}).Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{unix.IPPROTO_TCP}))
+// protocol matches packets of one.
+func protocol(number byte) *nfnl.Rule {
+	return (&nfnl.Rule{}).Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{number}))
 }
+
+func tcp() *nfnl.Rule { return protocol(unix.IPPROTO_TCP) }
 
 func leave(r *nfnl.Rule) *nfnl.Rule { return r.Do(nfnl.Return()) }
 
@@ -198,9 +202,6 @@ func (r Rules) outbound() []*nfnl.Rule {
 	}
 	rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).Equal(0, nfnl.Host(Mark))))
 	rules = append(rules, r.declared(r.itself)...)
-	rules = append(rules,
-		// Loopback, and addresses of the machine itself.
-		leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))))
 	if r.Cgroup == 0 {
 		rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_SKUID, 0).Equal(0, nfnl.Host(ProxyUser))))
 	}
@@ -210,11 +211,22 @@ func (r Rules) outbound() []*nfnl.Rule {
 	for _, port := range r.ExcludeOutbound.Ports {
 		rules = append(rules, leave(tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(port))))
 	}
-	last := tcp()
-	if r.Cgroup != 0 {
-		last = last.Cgroup(uint8(r.CgroupLevel), 0).Equal(0, nfnl.Host64(r.Cgroup))
+	if r.DNS && !slices.Contains(r.ExcludeOutbound.Ports, dnsPort) { // also to resolvers of the machine itself
+		for _, number := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			rules = append(rules, to(r.workloads(protocol(number).Transport(2, 2, 0).Equal(0, nfnl.Port(dnsPort))), DNSPort))
+		}
 	}
-	return append(rules, to(last, OutboundPort))
+	// Loopback, and addresses of the machine itself.
+	rules = append(rules, leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))))
+	return append(rules, to(r.workloads(tcp()), OutboundPort))
+}
+
+// workloads restricts a rule to what the workload sends.
+func (r Rules) workloads(rule *nfnl.Rule) *nfnl.Rule {
+	if r.Cgroup == 0 {
+		return rule
+	}
+	return rule.Cgroup(uint8(r.CgroupLevel), 0).Equal(0, nfnl.Host64(r.Cgroup))
 }
 
 // itself matches connections of the proxy to what may have a proxy.

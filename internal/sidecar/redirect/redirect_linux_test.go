@@ -36,16 +36,40 @@ func TestMain(m *testing.M) {
 				}), err)
 			}
 		}
-		conn, err := d.Dial("tcp", address)
-		if err == nil {
-			_, err = io.Copy(os.Stdout, conn)
-		}
+		answer, err := question(d, address)
+		fmt.Print(answer)
 		if err != nil {
 			fmt.Print("error: ", err)
 		}
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
+}
+
+// question to an address, by TCP, or by UDP behind "udp:"; it returns who answers.
+func question(d *net.Dialer, address string) (string, error) {
+	address, packet := strings.CutPrefix(address, "udp:")
+	if !packet {
+		conn, err := d.Dial("tcp", address)
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close()
+		answer, err := io.ReadAll(conn)
+		return string(answer), err
+	}
+	conn, err := d.Dial("udp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // a failure shows in the read
+	answer := make([]byte, 64)
+	n, err := conn.Read(answer)
+	return string(answer[:n]), err
 }
 
 func TestParse(t *testing.T) {
@@ -114,20 +138,106 @@ func (r *rig) serve(ns *netns.NS, address, name string) {
 // dial from this process, as root.
 func (r *rig) dial(ns *netns.NS, address string) string {
 	r.t.Helper()
-	var answer []byte
-	err := ns.Do(func() error {
-		conn, err := (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", address)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		answer, err = io.ReadAll(conn)
+	answer := ""
+	err := ns.Do(func() (err error) {
+		answer, err = question(&net.Dialer{Timeout: 5 * time.Second}, address)
 		return err
 	})
 	if err != nil {
 		return "error: " + err.Error()
 	}
-	return string(answer)
+	return answer
+}
+
+// serveDNS answers at a port by UDP and TCP.
+func (r *rig) serveDNS(ns *netns.NS, address, name string) {
+	r.t.Helper()
+	r.serve(ns, address, name)
+	var conn net.PacketConn
+	if err := ns.Do(func() (err error) { conn, err = net.ListenPacket("udp", address); return err }); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = conn.Close() })
+	go func() {
+		buffer := make([]byte, 64)
+		for {
+			_, from, err := conn.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo([]byte(name), from) // a client that has gone does not matter
+		}
+	}()
+}
+
+// TestDNS: questions of the workload are led to the supervisor by UDP and TCP, wherever they are for, and
+// those of others, of the proxy and of the supervisor are not.
+func TestDNS(t *testing.T) {
+	r := newRig(t)
+	for _, loopback := range []string{"127.0.0.1", "[::1]"} {
+		r.serveDNS(r.pod, fmt.Sprint(loopback, ":", DNSPort), "names")
+	}
+	r.serveDNS(r.peer, peer4+":53", "peer")
+	r.serveDNS(r.peer, "["+peer6+"]:53", "peer")
+	r.serveDNS(r.pod, "127.0.0.1:53", "resolver")
+	install := func(rules Rules) {
+		t.Helper()
+		if err := r.pod.Do(func() error { return Install(rules) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := func(what string, start func(*exec.Cmd), remote, local string) {
+		t.Helper()
+		for _, by := range []string{"", "udp:"} {
+			r.expect(what+" to a resolver "+by, r.ask(r.pod, by+peer4+":53", start), remote)
+			r.expect(what+" to a resolver of IPv6 "+by, r.ask(r.pod, by+"["+peer6+"]:53", start), remote)
+			r.expect(what+" to a resolver here "+by, r.ask(r.pod, by+"127.0.0.1:53", start), local)
+		}
+	}
+	rules := Rules{Owner: "o", DNS: true}
+	install(rules)
+	all("the workload", nil, "names", "names")
+	all("the proxy", asProxy, "peer", "resolver")
+	answer := ""
+	if err := r.pod.Do(func() (err error) {
+		answer, err = question(&net.Dialer{Control: Control, Timeout: 5 * time.Second}, "udp:"+peer4+":53")
+		return err
+	}); err != nil || answer != "peer" {
+		t.Errorf("the supervisor to a resolver: %q, %v", answer, err)
+	}
+	r.expect("to another port", r.ask(r.pod, peer4+":8080", nil), "outbound")
+	excluded := rules
+	excluded.ExcludeOutbound = Exclusion{Prefixes: []netip.Prefix{netip.MustParsePrefix(peer4 + "/32")}}
+	install(excluded)
+	r.expect("to a resolver that is left out", r.ask(r.pod, "udp:"+peer4+":53", nil), "peer")
+	r.expect("to another one", r.ask(r.pod, "udp:["+peer6+"]:53", nil), "names")
+	install(Rules{Owner: "o"})
+	r.expect("without DNS", r.ask(r.pod, "udp:127.0.0.1:53", nil), "resolver")
+
+	h, err := cgroup.Find()
+	var unavailable *cgroup.UnavailableError
+	if errors.As(err, &unavailable) {
+		t.Log(err) // the rest needs it
+		return
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	group, err := h.Create("shop", "web-dns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	id, err := h.Lookup(group.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(Rules{Owner: "o", DNS: true, Cgroup: id.Number, CgroupLevel: id.Level})
+	all("the workload's cgroup", group.Start, "names", "names")
+	all("another program", nil, "peer", "resolver")
 }
 
 // ask in a namespace who answers; start (nil: nothing) changes the process that asks.

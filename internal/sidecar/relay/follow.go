@@ -15,13 +15,20 @@ import (
 // the one that is refused alone.
 type Follower func(set []wire.Resource, removed []string) error
 
+// Following is what the supervisor itself takes of a type: everything, and what else it names.
+type Following struct {
+	Take Follower
+	// Names are asked for beside the wildcard.
+	Names []string
+}
+
 // supply a follower with what it follows, until ctx ends.
-func (r *Relay) supply(ctx context.Context, typeURL string, take Follower) {
+func (r *Relay) supply(ctx context.Context, typeURL string, f Following) {
 	id, wake := 0, make(chan struct{}, 1)
 	r.do(func(c *Core) {
 		id = c.OpenOwn()
 		r.wake[id] = wake
-		c.Request(id, wire.Request{TypeURL: typeURL, Subscribe: []string{wire.Wildcard}})
+		c.Request(id, wire.Request{TypeURL: typeURL, Subscribe: append([]string{wire.Wildcard}, f.Names...)})
 	})
 	defer r.do(func(c *Core) {
 		c.Close(id, time.Now())
@@ -38,7 +45,7 @@ func (r *Relay) supply(ctx context.Context, typeURL string, take Follower) {
 		r.mu.Unlock()
 		for _, response := range out {
 			answer := wire.Request{TypeURL: typeURL, Nonce: response.Nonce}
-			if err := take(response.Resources, response.Removed); err != nil {
+			if err := f.Take(response.Resources, response.Removed); err != nil {
 				answer.Error = &wire.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 				r.config.Logger.Warn("a response of the control plane is refused", "type", typeURL, "error", err)
 			}

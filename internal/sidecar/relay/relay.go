@@ -57,7 +57,7 @@ type Config struct {
 	Answer func(ctx context.Context, question, argument string) ([]byte, error)
 	// Follow are types of resources that the supervisor itself takes, all of them, and by what. They
 	// are kept on disk as those of Envoy.
-	Follow map[string]Follower
+	Follow map[string]Following
 	// Version of the supervisor, which the control plane is told.
 	Version string
 	Logger  *slog.Logger // nil: silence
@@ -118,8 +118,8 @@ func New(c Config) *Relay {
 			c.Logger.Warn("the configuration of the last run is not used", "error", err)
 		}
 	}
-	for _, typeURL := range []string{wire.Settings} {
-		if c.Follow[typeURL] == nil {
+	for _, typeURL := range []string{wire.Settings, wire.Names} {
+		if c.Follow[typeURL].Take == nil {
 			r.core.Forget(typeURL) // an earlier run may have followed it
 		}
 	}
@@ -210,8 +210,8 @@ func (r *Relay) Run(ctx context.Context, l net.Listener) error {
 	tasks.Go(func() { r.keep(ctx) })
 	tasks.Go(func() { r.expire(ctx) })
 	tasks.Go(func() { r.attend(ctx) })
-	for typeURL, take := range r.config.Follow {
-		tasks.Go(func() { r.supply(ctx, typeURL, take) })
+	for typeURL, f := range r.config.Follow {
+		tasks.Go(func() { r.supply(ctx, typeURL, f) })
 	}
 	err := server.Serve(l)
 	ended := ctx.Err() != nil || errors.Is(err, grpc.ErrServerStopped)

@@ -90,6 +90,8 @@ type Builder struct {
 	fleets         map[fleetKey]*fleet
 	gatewayStreams map[*gatewayStream]struct{}
 	ingressesAt    map[netip.AddrPort]struct{}
+	// names by mesh, for supervisors that answer questions of DNS.
+	names map[string]*meshNames
 	// units by what they are made of.
 	byService map[catalog.Key]map[*unit]struct{}
 	byAddress map[netip.Addr]map[*unit]struct{}
@@ -138,6 +140,14 @@ func (l *layer) put(changes ...delta.Change) {
 	}
 }
 
+// clear the scope.
+func (l *layer) clear() {
+	l.sequence++
+	if _, err := l.scope.Replace(delta.Position{Epoch: 1, Sequence: l.sequence}, nil); err != nil {
+		panic(err) // the sequence ascends
+	}
+}
+
 // unit is a resource that is kept up to date while somebody uses it.
 type unit struct {
 	ref   delta.Ref
@@ -170,6 +180,7 @@ func NewBuilder(c Config) *Builder {
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{}, converted: map[catalog.Key]*proxy.Service{}, fleets: map[fleetKey]*fleet{}, gatewayStreams: map[*gatewayStream]struct{}{},
+		names: map[string]*meshNames{},
 	}
 	b.policies.Zone = string(c.Site)
 	return b
@@ -294,6 +305,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	// look in between.
 	b.reselect(d, again, hit)
 	b.serveAgain(changed)
+	b.storeNames(d)
 	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	for key := range again {
 		if p := b.proxies[key]; p != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 )
 
 // Variant of a client.
@@ -172,6 +173,9 @@ func (b *Builder) Connect(key catalog.Key, variant Variant) (*Connection, error)
 		Layers: []*delta.Scope{p.own.scope, p.class.layer.scope, b.zone(zoneKey{p.zone.zone, p.zone.node, p.zone.grpc}).scope, b.zone(zoneKey{zone: p.zone.zone, grpc: p.zone.grpc}).scope},
 		Order:  order[:], Gated: gated[:], Prompt: ListenerType, Drain: drainTime,
 		Selection: p.selection, Source: &demanded{b, p}, Quarantine: p.class.quarantine, Again: again, Whole: variant == GRPC,
+	}
+	if variant == Sidecar {
+		c.Config.Layers = append(c.Config.Layers, b.namesIn(of.Mesh).layer.scope)
 	}
 	if variant != GRPC { // a gRPC program has a server if it asks for its listener
 		b.noteLive(key, d)
@@ -654,6 +658,10 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 		if port, err := ParseServicePort(strings.TrimPrefix(ref.Name, outPrefix)); err == nil && strings.HasPrefix(ref.Name, outPrefix) {
 			b.use(c.layer, ref, func() unit { return unit{service: port.Service, make: func() *made { return b.makeRoutes(c, port) }} })
 		}
+	case wire.Names:
+		if c.Variant == Sidecar && ref.Name == wire.NamesDomain {
+			b.useNames(p.Mesh)
+		}
 	case SecretType:
 		if strings.HasPrefix(ref.Name, rootsPrefix) {
 			b.use(c.layer, ref, func() unit { return unit{make: func() *made { return b.makeRoots(ref.Name) }} })
@@ -690,6 +698,12 @@ func (k zoneKey) both() []zoneKey {
 func (s *demanded) Release(ref delta.Ref) {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
+	if ref.Type == wire.Names {
+		if s.p.class.Variant == Sidecar && ref.Name == wire.NamesDomain {
+			s.b.unuseNames(s.p.Mesh)
+		}
+		return
+	}
 	if ref.Type == EndpointType {
 		for _, k := range s.p.zone.both() {
 			s.b.unuse(s.b.zone(k), ref)
