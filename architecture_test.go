@@ -210,6 +210,7 @@ var layers = map[string]layer{
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/proxytest":          adapter,
 	"internal/proxy/userspace":          adapter,
+	"internal/sidecar/logsink":          adapter,
 	"internal/sidecar/nameserver":       adapter,
 	"internal/sidecar/redirect":         adapter,
 	"internal/sidecar/relay":            adapter,

@@ -120,6 +120,9 @@ func (s *Supervisor) own() string {
 			fmt.Fprintf(&out, "proxima_sidecar_refused_connections_total{port=\"%d\"} %d\n", port, refused[port])
 		}
 	}
+	sent, dropped := s.sinks.Counters()
+	metric("proxima_sidecar_access_log_lines_total", "counter", "Lines of access logs for servers by TCP, by what became of them.")
+	fmt.Fprintf(&out, "proxima_sidecar_access_log_lines_total{result=\"sent\"} %d\nproxima_sidecar_access_log_lines_total{result=\"dropped\"} %d\n", sent, dropped)
 	if s.nameserver != nil {
 		local, forwarded, failed := s.nameserver.Counters()
 		metric("proxima_sidecar_dns_questions_total", "counter", "Questions of DNS, by who answered: the supervisor itself, a resolver of the machine, or nobody.")

@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/logsink"
 	"github.com/proxima-mesh/proxima/internal/sidecar/nameserver"
 	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
@@ -118,6 +119,7 @@ type Supervisor struct {
 	// names and who answers for them; nil: questions of DNS are not answered here.
 	names      *nameserver.Table
 	nameserver *nameserver.Server
+	sinks      *logsink.Sinks
 
 	draining atomic.Bool
 	leave    atomic.Bool
@@ -218,6 +220,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	cancel()
 	endRelay()
 	tasks.Wait()
+	s.sinks.End()
 	select {
 	case err := <-failed:
 		return err
@@ -265,6 +268,12 @@ func (s *Supervisor) prepare(path string) error {
 		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
 		Answer: s.answer, Version: version.Get().Version,
 	}
+	sinks := logsink.Config{Logger: s.logger}
+	if o.Redirect {
+		sinks.Control = redirect.Control
+	}
+	s.sinks = logsink.New(sinks)
+	config.Log = s.sinks.Write
 	if o.Gateway == nil {
 		config.Follow = map[string]relay.Following{wire.Settings: {Take: s.settings.take}}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/policy"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
 	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
@@ -147,6 +148,13 @@ func (a *Acknowledgements) look(p *progress, st *stream) {
 			}
 		}
 	}
+	if st.info.Variant == build.Direct {
+		for _, source := range concern.Own {
+			if fields := a.versions[source].Supervised; len(fields) > 0 && next[source] == "" {
+				next[source] = "its Envoy has no supervisor, which enforces " + strings.Join(fields, ", ")
+			}
+		}
+	}
 	a.blame(p, concern, refused)
 	for one, sources := range p.blamed {
 		for _, source := range sources {
@@ -178,7 +186,9 @@ func (a *Acknowledgements) blame(p *progress, concern build.Concern, refused []d
 			next[one] = sources
 			continue
 		}
-		of := slices.DeleteFunc(slices.Clone(concern.Own), func(s policy.Source) bool { return s.Kind != "ProxyPatch" && one.Type != build.ListenerType })
+		of := slices.DeleteFunc(slices.Clone(concern.Own), func(s policy.Source) bool {
+			return s.Kind != "ProxyPatch" && one.Type != build.ListenerType && one.Type != wire.Settings
+		})
 		if service, ok := build.ServiceOf(one.Name); ok {
 			of = append(of, concern.Backends[service]...)
 		}

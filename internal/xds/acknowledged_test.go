@@ -158,6 +158,12 @@ func TestAcknowledgements(t *testing.T) {
 	other.Generation = 2
 	p.seed(other)
 	is("it uses another Service", "BackendPolicy api u/3: 1/1", "BackendPolicy db u/1: 1/1", "WorkloadPolicy limits u/3: 1/1")
+
+	shown := limits(9, 4)
+	shown.Spec.Metrics = &meshv1alpha1.WorkloadMetrics{}
+	p.seed(shown)
+	is("a field that needs a supervisor", "BackendPolicy api u/3: 1/1", "BackendPolicy db u/1: 1/1",
+		"WorkloadPolicy limits u/4: 0/1 shop/web-1: its Envoy has no supervisor, which enforces spec.metrics")
 	a.stop()
 	is("it has gone")
 }

@@ -126,7 +126,6 @@ func Policy(x *policy.Index, source policy.Source, obj resource.Object, proxies 
 		meta.RemoveStatusCondition(&out.Conditions, mesh.PolicyOverridden)
 	}
 	e := proxies.Enforced(source, report.Targets)
-	e.Missing = append(withoutEffect(obj), e.Missing...)
 	if len(e.Missing) > 0 && len(report.Targets) > 0 {
 		set(mesh.PolicyPartiallyEnforced, true, ReasonNotEnforced, named(e.Missing))
 	} else {
@@ -139,21 +138,6 @@ func Policy(x *policy.Index, source policy.Source, obj resource.Object, proxies 
 		meta.RemoveStatusCondition(&out.Conditions, mesh.PolicyProgrammed)
 	}
 	return out, !equality.Semantic.DeepEqual(&out, was)
-}
-
-// withoutEffect names the fields of a policy that no proxy is configured by.
-func withoutEffect(obj resource.Object) []string {
-	p, ok := obj.(*mesh.WorkloadPolicy)
-	if !ok {
-		return nil
-	}
-	var out []string
-	for i := range p.Spec.AccessLog {
-		if p.Spec.AccessLog[i].TCP != nil {
-			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: Envoy has no access log over plain TCP", i))
-		}
-	}
-	return out
 }
 
 // mistakes of a policy that validation cannot see.

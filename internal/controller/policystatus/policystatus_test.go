@@ -174,24 +174,6 @@ func TestProgrammed(t *testing.T) {
 	})
 }
 
-// TestFieldsWithoutEffect: a policy with fields that no proxy honours is enforced in part, whatever
-// proxies have acknowledged.
-func TestFieldsWithoutEffect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		workload := func(name string, spec mesh.WorkloadPolicySpec) *mesh.WorkloadPolicy {
-			return &mesh.WorkloadPolicy{ObjectMeta: at(name), Spec: spec}
-		}
-		r := newRig(t, &acknowledged{enforcement: policystatus.Enforcement{Selected: 1, Acknowledged: 1}},
-			&mesh.Dataplane{ObjectMeta: at("d"), Spec: mesh.DataplaneSpec{Addresses: []string{"10.0.0.1"}}},
-			workload("shown", mesh.WorkloadPolicySpec{Metrics: &mesh.WorkloadMetrics{}}),
-			workload("logged", mesh.WorkloadPolicySpec{AccessLog: []mesh.AccessLog{{Stdout: &mesh.StdoutLog{}}, {TCP: &mesh.TCPLog{Address: "a:1"}}}}),
-			workload("whole", mesh.WorkloadPolicySpec{Passthrough: &mesh.WorkloadPassthrough{Mode: mesh.PassthroughNone}}))
-		r.want(kind.WorkloadPolicy, "shown", mesh.PolicyPartiallyEnforced, "")
-		r.want(kind.WorkloadPolicy, "logged", mesh.PolicyPartiallyEnforced, "True NotEnforced spec.accessLog[1].tcp: ")
-		r.want(kind.WorkloadPolicy, "whole", mesh.PolicyPartiallyEnforced, "")
-	})
-}
-
 func TestRoutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		service := gateway.ParentReference{Group: new(gateway.Group("")), Kind: new(gateway.Kind("Service")), Name: "web"}

@@ -3,7 +3,6 @@ package kind_test
 import (
 	"encoding/json"
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/randfill"
 
-	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -259,36 +257,3 @@ func FuzzNode(f *testing.F)          { fuzz(f, "Node") }
 func FuzzEvent(f *testing.F)         { fuzz(f, "Event") }
 func FuzzSecret(f *testing.F)        { fuzz(f, "Secret") }
 func FuzzDataplane(f *testing.F)     { fuzz(f, "Dataplane") }
-
-// TestValuesWithoutEffect: of a field that has one, some values are warned of, too.
-func TestValuesWithoutEffect(t *testing.T) {
-	logs := &mesh.WorkloadPolicy{Spec: mesh.WorkloadPolicySpec{AccessLog: []mesh.AccessLog{{Stdout: &mesh.StdoutLog{}}, {TCP: &mesh.TCPLog{}}}}}
-	if got := kind.WorkloadPolicy.Warnings(logs, nil); len(got) != 1 || !strings.HasPrefix(got[0], "spec.accessLog[1].tcp: has no effect") {
-		t.Errorf("access logs: %q", got)
-	}
-}
-
-// TestFieldsWithoutEffect: each field of policies has one, so none is warned of.
-func TestFieldsWithoutEffect(t *testing.T) {
-	all := descriptors()
-	for name, want := range map[string][]string{
-		"TrafficPermission": nil, "BackendPolicy": nil, "WorkloadPolicy": nil, "ProxyPatch": nil, "Dataplane": nil,
-	} {
-		d := all[name]
-		obj := create(t, d, base[name])
-		var got []string
-		if d.Warnings == nil {
-			if len(want) > 0 {
-				t.Errorf("%s warns of nothing", name)
-			}
-			continue
-		}
-		for _, w := range d.Warnings(obj, nil) {
-			field, _, _ := strings.Cut(w, ": has no effect yet")
-			got = append(got, field)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}

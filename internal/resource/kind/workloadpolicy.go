@@ -1,7 +1,6 @@
 package kind
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -35,7 +34,6 @@ var WorkloadPolicy = &resource.Descriptor{
 	PrepareStatus:  workloadPolicyParts.prepareStatus,
 	Validate:       compare(validateWorkloadPolicy),
 	ValidateStatus: compare(validateWorkloadPolicyStatus),
-	Warnings:       compare(warnWorkloadPolicy),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.WorkloadPolicy) []any {
@@ -47,20 +45,6 @@ var workloadPolicyParts = parts[*mesh.WorkloadPolicy, mesh.WorkloadPolicySpec, m
 	func(p *mesh.WorkloadPolicy) (*mesh.WorkloadPolicySpec, *mesh.TrafficPolicyStatus) {
 		return &p.Spec, &p.Status
 	})
-
-// warnWorkloadPolicy names what proxies do not do by a policy.
-func warnWorkloadPolicy(p, old *mesh.WorkloadPolicy) []string {
-	if old != nil && p.Generation == old.Generation {
-		return nil
-	}
-	var out []string
-	for i := range p.Spec.AccessLog {
-		if p.Spec.AccessLog[i].TCP != nil {
-			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: has no effect: Envoy has no access log over plain TCP: use otlp, or file", i))
-		}
-	}
-	return out
-}
 
 func validateWorkloadPolicyStatus(p, old *mesh.WorkloadPolicy) field.ErrorList {
 	return append(policyMeta(p, old), checkTrafficPolicyStatus(&p.Status)...)

@@ -58,6 +58,9 @@ type Config struct {
 	// Follow are types of resources that the supervisor itself takes, all of them, and by what. They
 	// are kept on disk as those of Envoy.
 	Follow map[string]Following
+	// Log takes lines of Envoy's access logs for servers (HOST:PORT) that Envoy cannot send them to. It must
+	// not block. nil: such logs are refused.
+	Log func(server, line string)
 	// Version of the supervisor, which the control plane is told.
 	Version string
 	Logger  *slog.Logger // nil: silence
@@ -240,7 +243,37 @@ func (r *Relay) services() []grpc.ServiceDesc {
 			Streams: []grpc.StreamDesc{stream(deltaMethod, (*Relay).delta), stream(sotwMethod, (*Relay).sotw)},
 		},
 		{ServiceName: loadService, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{stream(loadMethod, (*Relay).loads)}},
+		{ServiceName: logService, HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: logMethod, Handler: func(
+			_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor,
+		) (any, error) {
+			return r.logs(decode)
+		}}}},
 	}
+}
+
+// Service and method by which Envoy sends logs.
+const (
+	logService = "opentelemetry.proto.collector.logs.v1.LogsService"
+	logMethod  = "Export"
+)
+
+// logs are passed on, and count as taken: what becomes of them is for Log to count.
+func (r *Relay) logs(decode func(any) error) (any, error) {
+	var frame wire.Frame
+	if err := decode(&frame); err != nil {
+		return nil, err
+	}
+	if r.config.Log == nil {
+		return nil, status.Error(codes.Unimplemented, "this supervisor sends no logs")
+	}
+	lines, err := wire.ParseLogs(frame)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	for _, l := range lines {
+		r.config.Log(l.Server, l.Line)
+	}
+	return &wire.Frame{}, nil
 }
 
 // delta serves the stream of an Envoy.

@@ -86,6 +86,8 @@ type upstream struct {
 	routes   []policy.Route
 	tcp      []policy.RouteBackend
 	said     *said
+	// supervised: its clients are Envoys with a supervisor.
+	supervised bool
 }
 
 // http reports whether requests of HTTP go there.

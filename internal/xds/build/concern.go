@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -15,6 +16,26 @@ type Applied struct {
 	Version string
 	// Sequence of the change that brought it: what a proxy has acknowledged by then has it.
 	Sequence uint64
+	// Supervised are the fields that the supervisor of a proxy enforces: an Envoy without one does not.
+	Supervised []string
+}
+
+// supervisedFields of a policy.
+func supervisedFields(obj resource.Object) []string {
+	p, ok := obj.(*meshv1alpha1.WorkloadPolicy)
+	if !ok {
+		return nil
+	}
+	var out []string
+	if p.Spec.Metrics != nil {
+		out = append(out, "spec.metrics")
+	}
+	for i := range p.Spec.AccessLog {
+		if p.Spec.AccessLog[i].TCP != nil {
+			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp", i))
+		}
+	}
+	return out
 }
 
 // Concern is which policies and routes a proxy applies.
@@ -114,7 +135,7 @@ func note[T catalog.Row](n *noting, kind string, changes []catalog.Change[T]) {
 			continue
 		}
 		if v := PolicyVersion(resource.Object(c.New)); n.applied[source].Version != v {
-			n.applied[source] = Applied{v, n.next}
+			n.applied[source] = Applied{v, n.next, supervisedFields(resource.Object(c.New))}
 			n.changed = true
 		}
 	}

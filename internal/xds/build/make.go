@@ -607,6 +607,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 			serverFirst: serverFirst(app), domain: domain, clients: b.clientsOf(p, d, port), fileIdentity: p.class.Variant == Direct,
 			policies: b.inPoliciesOf(p.Key, port.Port),
 		}
+		in.policies.supervised = p.class.Variant == Sidecar
 		to := in.at
 		if target := targetPort(port); target != 0 {
 			in.bound, to = true, netip.AddrPortFrom(loopbackOf(addresses[0]), uint16(target))

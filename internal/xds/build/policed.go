@@ -106,7 +106,7 @@ func (b *Builder) police(c *class, u *upstream, name, appProtocol string) {
 		u.settings = &settings
 	}
 	if c.Variant != GRPC {
-		u.said = &c.said
+		u.said, u.supervised = &c.said, c.Variant == Sidecar
 	}
 }
 
@@ -208,7 +208,7 @@ func outFilters(u *upstream) []*listener.Filter {
 			translate.TCPProxy(p, u.settings, u.tcp)
 		}
 		if u.said != nil {
-			p.AccessLog = translate.AccessLogs(u.said.AccessLog)
+			p.AccessLog = translate.AccessLogs(u.said.AccessLog, u.supervised)
 		}
 		return append(out, networkFilter("envoy.filters.network.tcp_proxy", p))
 	}
@@ -217,7 +217,7 @@ func outFilters(u *upstream) []*listener.Filter {
 		m.HttpFilters = append(translate.ClientFilters(u.routes, u.settings), m.HttpFilters...)
 	}
 	if u.said != nil {
-		m.AccessLog, m.Tracing = translate.AccessLogs(u.said.AccessLog), translate.Tracing(u.said.Tracing)
+		m.AccessLog, m.Tracing = translate.AccessLogs(u.said.AccessLog, u.supervised), translate.Tracing(u.said.Tracing)
 	}
 	return append(out, networkFilter("envoy.filters.network.http_connection_manager", m))
 }
@@ -229,8 +229,8 @@ type inPolicies struct {
 	tracing    *meshv1alpha1.WorkloadTracing
 	// callers of the limits and of the faults.
 	limited, faulted translate.Callers
-	// set: a WorkloadPolicy says something.
-	set bool
+	// set: a WorkloadPolicy says something. supervised: the proxy has a supervisor.
+	set, supervised bool
 }
 
 // inPoliciesOf a port of a Dataplane.
@@ -272,7 +272,7 @@ func (p *inPolicies) tcp(to string) []*listener.Filter {
 	if p.set {
 		workload := policy.Backend{Timeout: p.port.Timeout, Retry: meshv1alpha1.BackendRetry{TCPAttempts: new(int32(connectAttempts))}}
 		translate.TCPProxy(proxy, &workload, nil)
-		proxy.AccessLog = translate.AccessLogs(p.port.AccessLog)
+		proxy.AccessLog = translate.AccessLogs(p.port.AccessLog, p.supervised)
 	}
 	return append(p.connections(false), networkFilter("envoy.filters.network.tcp_proxy", proxy))
 }
@@ -291,7 +291,7 @@ func (p *inPolicies) http(routes string, named bool) []*listener.Filter {
 	translate.NormalizePaths(m, &p.permission)
 	if p.set {
 		translate.InboundConnections(m, &p.port)
-		m.AccessLog, m.Tracing = translate.AccessLogs(p.port.AccessLog), translate.Tracing(p.tracing)
+		m.AccessLog, m.Tracing = translate.AccessLogs(p.port.AccessLog, p.supervised), translate.Tracing(p.tracing)
 	}
 	return append(p.connections(true), networkFilter("envoy.filters.network.http_connection_manager", m))
 }

@@ -24,6 +24,7 @@ import (
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/policy"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 )
 
 // lineFormat is that of logs that name none: Envoy's own, shortened to what both connections and
@@ -31,14 +32,14 @@ import (
 const lineFormat = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" %RESPONSE_CODE% %RESPONSE_FLAGS% " +
 	"%BYTES_RECEIVED% %BYTES_SENT% %DURATION% \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER% %DOWNSTREAM_REMOTE_ADDRESS%\n"
 
-// AccessLogs of a policy, without those over plain TCP, which Envoy does not have; who writes such a
-// policy is warned.
-func AccessLogs(all []mesh.AccessLog) []*accesslogv3.AccessLog {
+// AccessLogs of a policy. Those over plain TCP, which Envoy does not have, go to the supervisor; an Envoy
+// without one (supervised is false) does not have them.
+func AccessLogs(all []mesh.AccessLog, supervised bool) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
 	for i := range all {
 		l := &all[i]
 		name, config := logger(l)
-		if config == nil {
+		if config == nil || l.TCP != nil && !supervised {
 			continue
 		}
 		log := &accesslogv3.AccessLog{Name: name, ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: pack(config)}}
@@ -82,10 +83,25 @@ func logger(l *mesh.AccessLog) (string, proto.Message) {
 	case l.OTLP != nil:
 		return "envoy.access_loggers.open_telemetry", &otelv3.OpenTelemetryAccessLogConfig{
 			LogName: "access", GrpcService: grpcService(l.OTLP.Address),
-			Body: &commonv1.AnyValue{Value: &commonv1.AnyValue_StringValue{StringValue: format[:len(format)-1]}},
+			Body: stringValue(format[:len(format)-1]),
+		}
+	case l.TCP != nil:
+		return "envoy.access_loggers.open_telemetry", &otelv3.OpenTelemetryAccessLogConfig{
+			LogName: "access", DisableBuiltinLabels: true, Body: stringValue(format[:len(format)-1]),
+			GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: supervisorCluster},
+			}},
+			ResourceAttributes: &commonv1.KeyValueList{Values: []*commonv1.KeyValue{{Key: wire.LogServer, Value: stringValue(l.TCP.Address)}}},
 		}
 	}
 	return "", nil
+}
+
+// supervisorCluster is that of the supervisor's socket in the bootstrap of its Envoy (package bootstrap).
+const supervisorCluster = "xds"
+
+func stringValue(text string) *commonv1.AnyValue {
+	return &commonv1.AnyValue{Value: &commonv1.AnyValue_StringValue{StringValue: text}}
 }
 
 // collectorName is that of the cluster of a server of logs or traces.

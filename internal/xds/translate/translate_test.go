@@ -124,7 +124,7 @@ func build(t *testing.T, x *policy.Index) made {
 		return x.Callers(pay1, policy.Source{Kind: "WorkloadPolicy", Key: resource.Key{Namespace: "shop", Name: "pay"}}, from)
 	}))
 	translate.InboundConnections(in, &p)
-	if logs := translate.AccessLogs(w.AccessLog); len(logs) > 0 {
+	if logs := translate.AccessLogs(w.AccessLog, false); len(logs) > 0 {
 		in.AccessLog = logs
 	}
 	in.Tracing = translate.Tracing(w.Tracing)
