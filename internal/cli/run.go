@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -86,6 +87,10 @@ It serves before the command starts, restarts after crashes, also while no contr
 plane answers, drains before the command ends, and ends after it. The workload is
 ready while command and proxy are.
 
+With --grpc the command is a program whose gRPC library has xDS: GRPC_XDS_BOOTSTRAP names
+what it starts from, and the workload's certificate is renewed in files. It is run as with
+--sidecar, but for the Envoy.
+
 With --server and --token-file it registers with a token of kind workload, or
 node, in place of the kubeconfig's user: the least that it needs on a machine
 that has no kubeconfig.`,
@@ -95,6 +100,9 @@ that has no kubeconfig.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dp, err := r.dataplane(cmd.Flags().Changed("weight"))
 			if err != nil {
+				return err
+			}
+			if err := r.sidecar.settle(cmd.Flags()); err != nil {
 				return err
 			}
 			return s.run(cmd.Context(), r, dp, args)
@@ -181,6 +189,9 @@ func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, 
 	proxy, err := s.sidecar(ctx, r, dp, client, way, agent.socket, group)
 	if err != nil {
 		return err
+	}
+	if r.sidecar.grpc {
+		env = append(env, "GRPC_XDS_BOOTSTRAP="+filepath.Join(s.sidecarDir(dp), programBootstrap))
 	}
 
 	// The command gets its signals from here, so that they can be announced

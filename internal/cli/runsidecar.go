@@ -33,13 +33,15 @@ import (
 const (
 	// sidecarProgram is installed beside this one.
 	sidecarProgram = "proxima-sidecar"
+	// programBootstrap is what it writes for gRPC programs (sidecar.ProgramBootstrap).
+	programBootstrap = "grpc.json"
 	// xdsPort of a control plane.
 	xdsPort = "15010"
 )
 
 // runSidecar are the flags of run for a sidecar.
 type runSidecar struct {
-	wanted, dns                     bool
+	wanted, grpc, dns               bool
 	envoy, redirect                 string
 	servers                         []string
 	caFile                          string
@@ -52,6 +54,7 @@ func (r *runSidecar) add(f *pflag.FlagSet) {
 	f.BoolVar(&r.wanted, "sidecar", false, "run an Envoy before the command, with the workload's certificate and the configuration of the control plane")
 	f.StringVar(&r.envoy, "envoy", "envoy", "Envoy of the sidecar, 1.37 or newer: a path, or a name in $PATH")
 	f.StringVar(&r.redirect, "redirect", "auto", "which connections are led to the sidecar: cgroup (those of the command), netns (all of this network namespace), none, or auto (cgroup where the command has one of its own, else none)")
+	f.BoolVar(&r.grpc, "grpc", false, "the command is a program whose gRPC has xDS: it gets the workload's certificate and a bootstrap (GRPC_XDS_BOOTSTRAP), and no Envoy")
 	f.BoolVar(&r.dns, "dns", false, "answer the DNS questions of the command in the sidecar: names of the mesh and the cluster, without an agent, and others by the resolvers of this machine; needs --redirect cgroup or netns")
 	addXDSFlags(f, &r.servers, &r.caFile)
 	f.StringSliceVar(&r.excludeOutbound, "exclude-outbound", nil, "address, prefix or port that the command connects to directly; may be repeated")
@@ -60,6 +63,33 @@ func (r *runSidecar) add(f *pflag.FlagSet) {
 	f.StringVar(&r.metricsAddress, "metrics-address", ":15020", "address for the metrics of the sidecar and of --applications; empty: none")
 	f.StringVar(&r.healthAddress, "health-address", ":15021", "address of the sidecar for /ready and --probes; empty: none")
 	f.StringSliceVar(&r.excludeInbound, "exclude-inbound", nil, "port, or address or prefix of clients, whose connections do not pass the sidecar; may be repeated")
+}
+
+// settle what follows from which flags were given: a program needs no ports of a supervisor by default.
+func (r *runSidecar) settle(f *pflag.FlagSet) error {
+	if !r.grpc {
+		return nil
+	}
+	for flag, set := range map[string]bool{
+		"--sidecar": r.wanted, "--dns": r.dns, "--redirect " + r.redirect: r.redirect != "auto" && r.redirect != "none",
+		"--exclude-outbound": len(r.excludeOutbound) > 0, "--exclude-inbound": len(r.excludeInbound) > 0,
+	} {
+		if set {
+			return usagef("--grpc runs no Envoy that connections are led to: leave out %s", flag)
+		}
+	}
+	r.redirect = "none"
+	for flag, address := range map[string]*string{"metrics-address": &r.metricsAddress, "health-address": &r.healthAddress} {
+		if !f.Changed(flag) {
+			*address = ""
+		}
+	}
+	return nil
+}
+
+// sidecarDir of a workload.
+func (s *settings) sidecarDir(dp *v1alpha1.Dataplane) string {
+	return filepath.Join(s.dataDir, "sidecar", dp.Namespace+"."+dp.Name)
 }
 
 // addXDSFlags for the server of a proxy's configuration.
@@ -73,7 +103,7 @@ func (s *settings) sidecar(
 	ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, client resource.Client, way registerWay, socket string, group *cgroup.Group,
 ) (workload.Proxy, error) {
 	f := r.sidecar
-	if !f.wanted {
+	if !f.wanted && !f.grpc {
 		return nil, nil //nolint:nilnil // documented
 	}
 	if socket == "" && r.credential.tokenFile == "" {
@@ -91,7 +121,7 @@ func (s *settings) sidecar(
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(s.dataDir, "sidecar", dp.Namespace+"."+dp.Name)
+	dir := s.sidecarDir(dp)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
@@ -114,7 +144,12 @@ func (s *settings) sidecar(
 		"--node-id", bootstrap.NodeID(meshOf(ctx, client, dp), dp.Namespace, dp.Name),
 		"--cluster", dp.Namespace + "/" + cmp.Or(dp.Spec.ServiceAccount, v1alpha1.DefaultServiceAccount),
 		"--dir", dir, "--server", strings.Join(servers, ","), "--server-ca-file", authorities,
-		"--envoy", f.envoy, "--probe-address", dp.Spec.Addresses[0],
+		"--probe-address", dp.Spec.Addresses[0],
+	}
+	if f.grpc {
+		args = append(args, "--grpc")
+	} else {
+		args = append(args, "--envoy", f.envoy)
 	}
 	args = append(append(args, certificate...), "--metrics-address", f.metricsAddress, "--health-address", f.healthAddress,
 		"--probes", strings.Join(f.probes, ","), "--applications", strings.Join(f.applications, ","))

@@ -62,7 +62,10 @@ func (s *Supervisor) control() http.Handler {
 }
 
 func (s *Supervisor) status(ctx context.Context) Status {
-	out := Status{Node: s.options.Node.ID, Version: version.Get().Version, Ready: "true", Draining: s.draining.Load(), Envoy: s.envoy.Status(), Relay: s.relay.Status()}
+	out := Status{Node: s.options.Node.ID, Version: version.Get().Version, Ready: "true", Draining: s.draining.Load(), Relay: s.relay.Status()}
+	if s.envoy != nil {
+		out.Envoy = s.envoy.Status()
+	}
 	if err := s.ready(ctx); err != nil {
 		out.Ready = err.Error()
 	}
@@ -95,7 +98,7 @@ func (s *Supervisor) own() string {
 	metric := func(name, kind, help string) {
 		fmt.Fprintf(&out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
 	}
-	relayed, envoy := s.relay.Status(), s.envoy.Status()
+	relayed := s.relay.Status()
 	connected := 0
 	if relayed.Upstream.Connected {
 		connected = 1
@@ -112,8 +115,10 @@ func (s *Supervisor) own() string {
 		kind := path.Ext(path.Base(url))
 		fmt.Fprintf(&out, "proxima_sidecar_resources{type=%q} %d\n", strings.TrimPrefix(kind, "."), relayed.Resources[url])
 	}
-	metric("proxima_sidecar_envoy_restarts_total", "counter", "Starts of Envoy after it had ended by itself.")
-	fmt.Fprintf(&out, "proxima_sidecar_envoy_restarts_total %d\n", envoy.Restarts)
+	if s.envoy != nil {
+		metric("proxima_sidecar_envoy_restarts_total", "counter", "Starts of Envoy after it had ended by itself.")
+		fmt.Fprintf(&out, "proxima_sidecar_envoy_restarts_total %d\n", s.envoy.Status().Restarts)
+	}
 	if refused := s.refused(); len(refused) > 0 {
 		metric("proxima_sidecar_refused_connections_total", "counter", "Connections that came past the proxy to a port in mode Strict, by port.")
 		for _, port := range slices.Sorted(maps.Keys(refused)) {

@@ -60,6 +60,8 @@ type Options struct {
 	ResolvConf []string
 	// Drain is how long inbound connections have to end before Envoy does.
 	Drain time.Duration
+	// GRPC: the workload is a program whose gRPC has xDS, and there is no Envoy.
+	GRPC bool
 	// CertificateFiles keeps certificate and key for gRPC, too.
 	CertificateFiles bool
 	Verbose          bool
@@ -138,6 +140,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.StringVar(&resolvers, "resolv-conf", "/etc/resolv.conf,"+resolvConfBackup, "files with the resolvers for other names (--dns), which are asked in order")
 	f.DurationVar(&o.Drain, "drain", supervise.DrainTime*time.Second, "time that inbound connections have to end before Envoy does")
 	f.BoolVar(&o.CertificateFiles, "certificate-files", false, "keep certificate, key and roots as files, for gRPC without a proxy")
+	f.BoolVar(&o.GRPC, "grpc", false, "supervise no Envoy: the workload is a program whose gRPC has xDS. It follows the control plane through the supervisor, by the bootstrap "+ProgramBootstrap+" in --dir (GRPC_XDS_BOOTSTRAP), with --certificate-files")
 	f.BoolVar(&o.Verbose, "verbose", false, "log more")
 	f.BoolVar(&o.version, "version", false, "print the version")
 	f.StringVar(&o.install, "install", "", "copy this program to a path and end, so that it runs in the container of another image")
@@ -259,6 +262,12 @@ func (o *Options) check() error {
 		return errors.New("--dns needs --redirect cgroup or netns: by that the questions of the workload come here")
 	}
 	o.Rules.DNS = o.DNS
+	if o.GRPC {
+		if o.Redirect || o.RedirectByAgent || o.Gateway != nil {
+			return errors.New("--grpc: no connections are led to a program, which is no gateway either; leave out --redirect and --node-credentials")
+		}
+		o.CertificateFiles = true
+	}
 	for _, needed := range []struct{ flag, value string }{
 		{"node-id", o.Node.ID}, {"dir", o.Dir}, {"server-ca-file", o.Authorities},
 	} {

@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
@@ -151,6 +152,9 @@ func (s *Supervisor) follow(end context.CancelFunc) {
 // drain has clients of inbound connections go elsewhere.
 func (s *Supervisor) drain(ctx context.Context) {
 	s.draining.Store(true)
+	if s.options.GRPC {
+		return // the program's own connections are its own affair
+	}
 	if err := s.admin.Drain(ctx); err != nil {
 		s.logger.Warn("inbound connections are cut when Envoy ends", "error", err)
 	}
@@ -161,9 +165,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.options.Dir, dirMode); err != nil {
 		return err
 	}
-	path, of, err := supervise.CheckOnce(ctx, s.options.Envoy, filepath.Join(s.options.Dir, "envoy-version"))
-	if err != nil {
-		return err
+	path, version := "", "none"
+	if !s.options.GRPC {
+		found, of, err := supervise.CheckOnce(ctx, s.options.Envoy, filepath.Join(s.options.Dir, "envoy-version"))
+		if err != nil {
+			return err
+		}
+		path, version = found, of.String()
 	}
 	if s.options.Redirect {
 		if err := redirect.Check(s.options.Rules); err != nil {
@@ -180,7 +188,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.logger.Info("supervising", "node", s.options.Node.ID, "envoy", path, "version", of.String())
+	s.logger.Info("supervising", "node", s.options.Node.ID, "envoy", path, "version", version)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// The relay outlives Envoy, so that what it says last is heard.
@@ -209,7 +217,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	for _, l := range listeners.http {
 		start(relayCtx, func(ctx context.Context) error { return serve(ctx, l.listener, l.handler) })
 	}
-	if err := s.envoy.Run(ctx, s.leave.Load); err != nil {
+	if s.envoy == nil {
+		<-ctx.Done()
+	} else if err := s.envoy.Run(ctx, s.leave.Load); err != nil {
 		failed <- err
 	}
 	if s.options.Redirect && !s.leave.Load() {
@@ -229,29 +239,18 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-// prepare the folders and the parts. Envoy's own folder is writable for its user.
+// prepare the folders and the parts.
 func (s *Supervisor) prepare(path string) error {
 	o := s.options
-	envoyDir := filepath.Join(o.Dir, "envoy")
-	if err := os.MkdirAll(envoyDir, 0o700); err != nil {
+	s.admin = supervise.NewAdmin(filepath.Join(o.Dir, "envoy", "admin.sock"))
+	prepare := s.prepareEnvoy
+	if o.GRPC {
+		prepare = s.prepareProgram
+	}
+	if err := prepare(path); err != nil {
 		return err
 	}
-	if o.User != nil {
-		if err := os.Chown(envoyDir, int(o.User.Uid), int(o.User.Gid)); err != nil {
-			return err
-		}
-	}
-	text, err := bootstrap.Envoy(bootstrap.Config{
-		Node: o.Node, Socket: s.socket(), AdminSocket: filepath.Join(envoyDir, "admin.sock"), Gateway: o.Gateway,
-	})
-	if err != nil {
-		return err
-	}
-	s.admin = supervise.NewAdmin(filepath.Join(envoyDir, "admin.sock"))
-	s.envoy = supervise.New(supervise.Config{
-		Path: path, Dir: envoyDir, StateDir: o.Dir, Bootstrap: text, Concurrency: o.Concurrency, LogLevel: o.LogLevel, User: o.User,
-		Logger: s.logger,
-	})
+	var err error
 	var current *relay.Relay // the identity of the last run is there before the relay
 	s.keeper, err = secret.NewKeeper(secret.Config{
 		Dir: filepath.Join(o.Dir, "identity"), Source: s.source(), Authorities: o.Authorities,
@@ -265,8 +264,11 @@ func (s *Supervisor) prepare(path string) error {
 		return err
 	}
 	config := relay.Config{
-		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
-		Answer: s.answer, Version: version.Get().Version,
+		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), Logger: s.logger, Version: version.Get().Version,
+		Programs: o.GRPC,
+	}
+	if !o.GRPC {
+		config.File, config.Answer = filepath.Join(o.Dir, "state"), s.answer
 	}
 	sinks := logsink.Config{Logger: s.logger}
 	if o.Redirect {
@@ -274,7 +276,7 @@ func (s *Supervisor) prepare(path string) error {
 	}
 	s.sinks = logsink.New(sinks)
 	config.Log = s.sinks.Write
-	if o.Gateway == nil {
+	if o.Gateway == nil && !o.GRPC {
 		config.Follow = map[string]relay.Following{wire.Settings: {Take: s.settings.take}}
 	}
 	if o.DNS {
@@ -295,6 +297,50 @@ func (s *Supervisor) prepare(path string) error {
 	s.relay = current
 	return nil
 }
+
+// prepareEnvoy writes its bootstrap. Its own folder is writable for its user.
+func (s *Supervisor) prepareEnvoy(path string) error {
+	o := s.options
+	envoyDir := filepath.Join(o.Dir, "envoy")
+	if err := os.MkdirAll(envoyDir, 0o700); err != nil {
+		return err
+	}
+	if o.User != nil {
+		if err := os.Chown(envoyDir, int(o.User.Uid), int(o.User.Gid)); err != nil {
+			return err
+		}
+	}
+	text, err := bootstrap.Envoy(bootstrap.Config{
+		Node: o.Node, Socket: s.socket(), AdminSocket: filepath.Join(envoyDir, "admin.sock"), Gateway: o.Gateway,
+	})
+	if err != nil {
+		return err
+	}
+	s.envoy = supervise.New(supervise.Config{
+		Path: path, Dir: envoyDir, StateDir: o.Dir, Bootstrap: text, Concurrency: o.Concurrency, LogLevel: o.LogLevel, User: o.User,
+		Logger: s.logger,
+	})
+	return nil
+}
+
+// serverListener is the template of the names of listeners of gRPC servers, as the control plane knows them.
+const serverListener = "in|%s"
+
+// prepareProgram writes the bootstrap of a gRPC program.
+func (s *Supervisor) prepareProgram(string) error {
+	file := func(name string) string { return filepath.Join(s.options.Dir, "identity", name+".pem") }
+	text, err := bootstrap.GRPC(bootstrap.Config{
+		Node: s.options.Node, Socket: s.socket(), ServerTemplate: serverListener,
+		Files: bootstrap.Files{Certificate: file("certificate"), Key: file("key"), Authorities: file("roots")},
+	})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(s.options.Dir, ProgramBootstrap), text, 0o600)
+}
+
+// ProgramBootstrap is the name, in the folder of a supervisor, of the bootstrap of a gRPC program.
+const ProgramBootstrap = "grpc.json"
 
 // source of the certificate.
 func (s *Supervisor) source() secret.Source {
@@ -429,7 +475,7 @@ func (s *Supervisor) await(ctx context.Context) error {
 	ticker := time.NewTicker(readyCheck)
 	defer ticker.Stop()
 	said := time.Now()
-	for !s.admin.Ready(ctx) || s.beacon != nil && s.beacon.stands(ctx) != nil {
+	for !s.serves(ctx) || s.beacon != nil && s.beacon.stands(ctx) != nil {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -485,6 +531,14 @@ func redirectProblem(err error) error {
 	return p
 }
 
+// serves reports whether Envoy does, or whether a gRPC program has what it starts from.
+func (s *Supervisor) serves(ctx context.Context) bool {
+	if s.options.GRPC {
+		return s.keeper.Current() != nil
+	}
+	return s.admin.Ready(ctx)
+}
+
 // missing is what Envoy waits for.
 func (s *Supervisor) missing() string {
 	if s.keeper.Current() == nil {
@@ -504,7 +558,7 @@ func (s *Supervisor) ready(ctx context.Context) error {
 	switch {
 	case s.draining.Load():
 		return errors.New("the proxy is draining")
-	case !s.admin.Ready(ctx):
+	case !s.serves(ctx):
 		return errors.New("the proxy does not serve yet: it waits for " + s.missing())
 	case s.beacon != nil:
 		return s.beacon.stands(ctx)

@@ -43,6 +43,8 @@ type Server struct {
 	Acks     int
 	Nacks    []Nack
 	Loads    []*loadv3.LoadStatsRequest
+	// Programs are the IDs of the nodes that have asked for state of the world.
+	Programs []string
 	// SentResources counts the resources that were sent.
 	SentResources int
 }
@@ -206,6 +208,37 @@ func (s *Server) DeltaAggregatedResources(server discoveryv3.AggregatedDiscovery
 		s.request(st, r)
 		s.note()
 		s.mu.Unlock()
+	}
+}
+
+// StreamAggregatedResources implements state of the world, as gRPC asks: each request is answered with the
+// resources that it names, once for each list of names. What is set later is not pushed.
+func (s *Server) StreamAggregatedResources(server discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	asked := map[string][]string{}
+	for nonce := 1; ; nonce++ {
+		r, err := server.Recv()
+		if err != nil {
+			return nil // the client has gone
+		}
+		if r.ResponseNonce != "" && slices.Equal(asked[r.TypeUrl], r.ResourceNames) {
+			continue // an answer
+		}
+		asked[r.TypeUrl] = slices.Clone(r.ResourceNames)
+		out := &discoveryv3.DiscoveryResponse{TypeUrl: r.TypeUrl, VersionInfo: "1", Nonce: fmt.Sprint("s", nonce)}
+		s.mu.Lock()
+		if r.Node != nil {
+			s.Programs = append(s.Programs, r.Node.Id)
+		}
+		for _, name := range r.ResourceNames {
+			if one := s.resources[r.TypeUrl][name]; one != nil {
+				out.Resources = append(out.Resources, one.body)
+			}
+		}
+		s.note()
+		s.mu.Unlock()
+		if err := server.Send(out); err != nil {
+			return nil // as above
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -167,10 +168,23 @@ func (up *loadStream) close() {
 	}
 }
 
+// linkWait is how long the stream of a program waits for a control plane.
+const linkWait = 5 * time.Second
+
 // sotw passes the stream of a gRPC client through. It has no copy here: such a client goes on
 // with what it has while no control plane is there.
 func (r *Relay) sotw(down grpc.ServerStream) error {
-	conn, _ := r.link.get()
+	conn, changed := r.link.get()
+	if conn == nil { // a program whose stream fails waits for a second or more before the next one
+		wait := time.NewTimer(linkWait)
+		defer wait.Stop()
+		select {
+		case <-changed:
+		case <-wait.C:
+		case <-down.Context().Done():
+		}
+		conn, _ = r.link.get()
+	}
 	if conn == nil {
 		return status.Error(codes.Unavailable, "no control plane is connected")
 	}

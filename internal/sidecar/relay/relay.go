@@ -55,6 +55,9 @@ type Config struct {
 	// Answer answers a question of the control plane (wire.AskConfig and so on). Its errors should be
 	// gRPC statuses. nil: none is answered.
 	Answer func(ctx context.Context, question, argument string) ([]byte, error)
+	// Programs: there is no Envoy, but gRPC programs, each of which follows the control plane by a stream of its
+	// own. Nothing is held for them, and File and Follow are not used.
+	Programs bool
 	// Follow are types of resources that the supervisor itself takes, all of them, and by what. They
 	// are kept on disk as those of Envoy.
 	Follow map[string]Following

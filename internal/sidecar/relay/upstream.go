@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
@@ -59,7 +60,11 @@ func (l *link) get() (*grpc.ClientConn, <-chan struct{}) {
 
 // follow the control plane until ctx ends.
 func (r *Relay) follow(ctx context.Context) {
-	for _, ready := range []<-chan struct{}{r.announced, r.config.Start} {
+	announced, follow := (<-chan struct{})(r.announced), r.stream
+	if r.config.Programs {
+		announced, follow = nil, r.hold
+	}
+	for _, ready := range []<-chan struct{}{announced, r.config.Start} {
 		if ready == nil {
 			continue
 		}
@@ -73,7 +78,7 @@ func (r *Relay) follow(ctx context.Context) {
 	said := "" // what was logged last: an outage fills no log
 	for failures, next := 0, 0; ctx.Err() == nil; next++ {
 		server := r.config.Servers[next%len(r.config.Servers)]
-		worked, err := r.stream(ctx, server)
+		worked, err := follow(ctx, server)
 		if ctx.Err() != nil {
 			return
 		}
@@ -147,6 +152,45 @@ func (r *Relay) stream(ctx context.Context, server string) (worked bool, err err
 	r.link.set(nil)
 	r.do(func(c *Core) { c.UpstreamClosed() })
 	return worked, err
+}
+
+// hold a connection to one server for the streams of programs, until it ends. worked: it was there.
+func (r *Relay) hold(ctx context.Context, server string) (worked bool, err error) {
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return false, fmt.Errorf("server %q: want HOST:PORT", server)
+	}
+	config, err := r.config.TLS(host)
+	if err != nil {
+		return false, err
+	}
+	conn, err := r.dial(server, config)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	conn.Connect()
+	state := conn.GetState()
+	for state != connectivity.Ready && state != connectivity.TransientFailure {
+		if !conn.WaitForStateChange(ctx, state) {
+			return false, ctx.Err()
+		}
+		state = conn.GetState()
+	}
+	if state == connectivity.TransientFailure { // a call says why
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if _, err := conn.NewStream(ctx, streamDesc(sotwMethod), "/"+discoveryService+"/"+sotwMethod); err != nil {
+			return false, err
+		}
+		return false, errors.New("the connection has failed")
+	}
+	r.open(server, conn, func() {})
+	defer r.link.set(nil)
+	for state == connectivity.Ready && conn.WaitForStateChange(ctx, state) {
+		state = conn.GetState()
+	}
+	return true, errors.New("the connection has ended")
 }
 
 func streamDesc(name string) *grpc.StreamDesc {

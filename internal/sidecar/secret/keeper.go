@@ -77,7 +77,11 @@ func NewKeeper(c Config) (*Keeper, error) {
 	case err != nil:
 		c.Logger.Warn("the certificate of the last run is not used", "error", err)
 	default:
+		if c.Files { // the last run may have done without
+			err = k.writeFiles(i)
+		}
 		k.use(i)
+		return k, err
 	}
 	return k, nil
 }
