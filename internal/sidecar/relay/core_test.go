@@ -14,9 +14,9 @@ import (
 )
 
 // short names of types in tests.
-var short = map[string]string{wire.Cluster: "C", wire.Endpoint: "E", wire.Listener: "L", wire.Route: "R", wire.Secret: "S"}
+var short = map[string]string{wire.Cluster: "C", wire.Endpoint: "E", wire.Listener: "L", wire.Route: "R", wire.Secret: "S", wire.Settings: "P"}
 
-var long = map[string]string{"C": wire.Cluster, "E": wire.Endpoint, "L": wire.Listener, "R": wire.Route, "S": wire.Secret}
+var long = map[string]string{"C": wire.Cluster, "E": wire.Endpoint, "L": wire.Listener, "R": wire.Route, "S": wire.Secret, "P": wire.Settings}
 
 // res is a resource of "NAME=VERSION"; of a cluster "NAME=VERSION@SERVICE" has EDS.
 func res(t testing.TB, typ, text string) wire.Resource {
@@ -512,4 +512,45 @@ func FuzzDecode(f *testing.F) {
 	c.Request(id, wire.Request{TypeURL: wire.Cluster})
 	f.Add(c.Encode("n"))
 	f.Fuzz(func(_ *testing.T, data []byte) { _ = NewCore().Decode(data, "n", time.Time{}) })
+}
+
+// TestOwn: what the supervisor itself follows is asked for, answered and on disk as what is for Envoy. Its
+// session is no Envoy: without one, names that Envoys have asked for do not expire.
+func TestOwn(t *testing.T) {
+	r := newRig(t)
+	own := r.core.OpenOwn()
+	follow := func() {
+		r.core.Request(own, wire.Request{TypeURL: wire.Settings, Subscribe: []string{wire.Wildcard}})
+	}
+	follow()
+	r.core.UpstreamOpened()
+	r.up("P +*")
+	id := r.core.Open()
+	r.request(id, "C")
+	r.request(id, "C +vip|x")
+	r.up("C +* | C +vip|x")
+	r.receive("C n1 vip|x=1")
+	r.down(id, "C vip|x=1")
+	r.receive("P n2 settings=1")
+	r.down(id, "")
+	r.down(own, "P settings=1")
+	r.up("C ack n1 | P ack n2")
+	r.receive("P n3 settings=2")
+	r.down(own, "P settings=2", "settings")
+	r.up("P nack n3")
+	if n := r.core.Envoys(); n != 1 {
+		t.Errorf("%d Envoys", n)
+	}
+	r.core.Close(id, r.now)
+	r.core.Expire(r.now.Add(time.Hour))
+	r.up("")
+
+	next := r.restart()
+	own = next.core.OpenOwn()
+	next.core.Request(own, wire.Request{TypeURL: wire.Settings, Subscribe: []string{wire.Wildcard}})
+	next.down(own, "P settings=1")
+	next.core.Close(own, r.now)
+	next.core.Forget(wire.Settings)
+	next.core.UpstreamOpened()
+	next.up("C +* +vip|x vip|x=1")
 }
