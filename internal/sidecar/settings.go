@@ -184,7 +184,8 @@ func (s *Supervisor) placeOf(now applied) place {
 // serveMetrics until ctx ends: at first on a listener at the address of the options, then where the
 // settings have them. While that is not possible they stay where they are.
 func (s *Supervisor) serveMetrics(ctx context.Context, first net.Listener) {
-	at := place{address: s.options.MetricsAddress}
+	now, _ := s.settings.current() // those of the disk: what is for the mesh alone is never shown to others
+	at := place{address: s.options.MetricsAddress, mtls: s.placeOf(now).mtls}
 	stop := s.serveAt(ctx, first, at)
 	defer func() { stop() }()
 	said := ""

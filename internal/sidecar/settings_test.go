@@ -187,8 +187,10 @@ func TestMetricsByMTLS(t *testing.T) {
 	w := newWorld(t)
 	s := w.start()
 	w.serves("web")
-	at := w.arg("--metrics-address")
-	w.send("1", wire.SupervisorSettings{Metrics: &wire.MetricsSettings{MTLS: true}})
+	at, plain := w.arg("--metrics-address"), &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	protected := wire.SupervisorSettings{Metrics: &wire.MetricsSettings{MTLS: true}}
+	held := wire.NewResource(wire.Settings, wire.SettingsName, "1", protected.Append(nil))
+	w.send("1", protected)
 	testkit.Eventually(t, "a workload of the mesh gets metrics", func() bool {
 		code, page := fetch(w.clientOf("spiffe://default.mesh/ns/ops/sa/prometheus"), "https://"+at+"/metrics")
 		return code == 200 && strings.Contains(page, "proxima_sidecar_upstream_connected")
@@ -205,9 +207,23 @@ func TestMetricsByMTLS(t *testing.T) {
 			t.Errorf("a client %s gets metrics", name)
 		}
 	}
+	// After a start they are never shown in plain text, not even for a moment.
+	testkit.Eventually(t, "settings are on disk", func() bool {
+		data, err := os.ReadFile(filepath.Join(w.arg("--dir"), "state"))
+		return err == nil && strings.Contains(string(data), string(held.Raw))
+	})
+	s.kill()
+	s = w.start()
+	testkit.Eventually(t, "a workload of the mesh gets metrics again", func() bool {
+		if code, _ := fetch(plain, "http://"+at+"/metrics"); code == 200 {
+			t.Fatal("metrics are shown in plain text")
+		}
+		code, _ := fetch(w.clientOf("spiffe://default.mesh/ns/ops/sa/prometheus"), "https://"+at+"/metrics")
+		return code == 200
+	})
 	w.cp.Set(wire.Settings, wire.SettingsName, "", nil)
 	testkit.Eventually(t, "without settings metrics are in plain text", func() bool {
-		code, _ := fetch(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, "http://"+at+"/metrics")
+		code, _ := fetch(plain, "http://"+at+"/metrics")
 		return code == 200
 	})
 	s.end()

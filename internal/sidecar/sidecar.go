@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -295,6 +296,11 @@ func (s *Supervisor) prepare(path string) error {
 		current.SetSecrets(i.Resources())
 	}
 	s.relay = current
+	if held := current.Resources(wire.Settings); len(held) > 0 {
+		if err := s.settings.take(held, nil); err != nil {
+			s.logger.Warn("settings of the last run are not used", "error", err)
+		}
+	}
 	return nil
 }
 
@@ -461,7 +467,10 @@ func listenUnix(path string, user *syscall.Credential) (net.Listener, error) {
 }
 
 func serve(ctx context.Context, l net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0), // clients that fail fill no log
+	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // what fails there is over anyway
 	defer stop()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -20,6 +22,21 @@ type Following struct {
 	Take Follower
 	// Names are asked for beside the wildcard.
 	Names []string
+}
+
+// Resources of a type that are held, in the order of their names.
+func (r *Relay) Resources(typeURL string) []wire.Resource {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.core.types[typeURL]
+	if t == nil {
+		return nil
+	}
+	var out []wire.Resource
+	for _, name := range slices.Sorted(maps.Keys(t.accepted)) {
+		out = append(out, t.accepted[name].Resource)
+	}
+	return out
 }
 
 // supply a follower with what it follows, until ctx ends.
