@@ -324,16 +324,15 @@ func (a *Agent) finishUnchanged(now time.Time, triggers []time.Time) {
 
 // work is one service port to look at, with all that the choice needs but the node.
 type work struct {
-	name    proxy.PortName
-	since   time.Time
-	service *proxy.Service // nil: gone
-	port    proxy.Port
-	slices  []*proxy.Slice
-	actual  *proxy.PortState
-	failed  bool
-	// elsewhere is what other sites offer; nil: nothing.
-	elsewhere *proxy.Elsewhere
-	tunnel    []netip.AddrPort
+	name   proxy.PortName
+	since  time.Time
+	port   proxy.Port
+	actual *proxy.PortState
+	failed bool
+	// origin of the endpoints; without a Service: the port is gone. backends are those of its route.
+	origin   choose.Origin
+	backends []choose.Backend
+	tunnel   []netip.AddrPort
 	// triggers that are in place with it.
 	triggers []time.Time
 }
@@ -361,10 +360,10 @@ func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) 
 		if f := a.failed[name]; f != nil {
 			w.failed, w.since = true, f.since
 		}
-		w.service, w.port = a.model.port(name)
-		if w.service != nil {
-			of, _ := source(w.service, w.port)
-			w.slices, w.elsewhere, w.tunnel = a.model.slicesOf[of], a.model.elsewhere[of], a.facts.Tunnel
+		var svc *proxy.Service
+		if svc, w.port = a.model.port(name); svc != nil {
+			w.origin, w.tunnel = a.model.origin(svc, w.port), a.facts.Tunnel
+			w.backends = a.model.backends(&w.origin)
 		}
 		w.triggers = a.triggers[name]
 		delete(a.triggers, name)

@@ -26,6 +26,8 @@ type model struct {
 	virtualOf map[proxy.ServiceName]map[proxy.ServiceName]struct{}
 	fronts    map[proxy.ServiceName]*proxy.Service
 	common    bool
+	// routed are the service ports whose routes lead to a Service, by its name.
+	routed map[proxy.ServiceName]map[proxy.PortName]struct{}
 	// frontends are where the services answer; touched is what of that changed since
 	// markTouched was called.
 	frontends *choose.Frontends
@@ -44,6 +46,7 @@ func newModel(common bool) model {
 		virtualOf: map[proxy.ServiceName]map[proxy.ServiceName]struct{}{},
 		fronts:    map[proxy.ServiceName]*proxy.Service{},
 		common:    common,
+		routed:    map[proxy.ServiceName]map[proxy.PortName]struct{}{},
 		now:       time.Now,
 	}
 }
@@ -140,11 +143,13 @@ func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func
 	markPorts(svc, mark)
 	m.frontends.Set(old, svc)
 	m.touched.Touch(old, svc)
+	m.setRouted(old, svc)
 	if svc == nil {
 		delete(m.services, name)
 	} else {
 		m.services[name] = svc
 	}
+	m.markRouted(name, mark)
 	for virtual := range m.virtualOf[name] {
 		m.setFrontend(virtual, mark)
 	}
@@ -216,13 +221,14 @@ func markPorts(svc *proxy.Service, mark func(proxy.PortName)) {
 	}
 }
 
-// markService marks the ports of a Service, and of the names that lead to it.
+// markService marks the ports of a Service, and of the names and routes that lead to it.
 func (m *model) markService(name proxy.ServiceName, mark func(proxy.PortName)) {
 	markPorts(m.services[name], mark)
 	m.markVirtual(name, mark)
+	m.markRouted(name, mark)
 }
 
-// markSlice marks the ports that a slice serves, and the names that lead to them. A slice
+// markSlice marks the ports that a slice serves, and the names and routes that lead to them. A slice
 // without ports serves none.
 func (m *model) markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
 	for _, p := range s.Ports {
@@ -230,6 +236,7 @@ func (m *model) markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
 	}
 	if len(s.Ports) > 0 {
 		m.markVirtual(s.Service, mark)
+		m.markRouted(s.Service, mark)
 	}
 }
 

@@ -89,13 +89,10 @@ func (a *Agent) Source(name proxy.PortName) proxy.PortName {
 // choose the endpoints of the port on a node. step is when one of them takes its next step of
 // warming up; zero: none does.
 func (w *work) choose(node choose.Node, now time.Time) (state *proxy.PortState, step time.Time) {
-	if w.service == nil {
+	if w.origin.Service == nil {
 		return nil, time.Time{}
 	}
-	port := w.port
-	_, port.Name = source(w.service, w.port)
-	warmed, step := choose.Warm(w.service, w.slices, now)
-	state = choose.WithElsewhere(choose.Slices(w.service, port, warmed, node), w.elsewhere, w.tunnel)
+	state, step = choose.Port(w.origin, w.backends, w.tunnel, node, now)
 	state.Name, state.Port = w.name, w.port
 	return state, step
 }

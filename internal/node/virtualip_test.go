@@ -30,11 +30,11 @@ func TestVirtualIPs(t *testing.T) {
 		own, eighty := proxy.PortName{ServiceName: v.Name, Port: "http"}, proxy.PortName{ServiceName: v.Name, Port: "http@80"}
 		choose := func(name proxy.PortName) *proxy.PortState {
 			w := work{name: name}
-			if w.service, w.port = m.port(name); w.service == nil {
+			svc, port := m.port(name)
+			if svc == nil {
 				return nil
 			}
-			of, _ := source(w.service, w.port)
-			w.slices, w.elsewhere = m.slicesOf[of], m.elsewhere[of]
+			w.port, w.origin = port, m.origin(svc, port)
 			state, _ := w.choose((&Agent{model: m}).node(), time.Time{})
 			return state
 		}

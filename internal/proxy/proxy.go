@@ -73,6 +73,8 @@ type Service struct {
 	// WarmUp is for how long the weight of an endpoint that became ready rises to the full
 	// one; 0: it has that at once. See choose.Warm.
 	WarmUp time.Duration
+	// Routing of the ports that policies or routes say something of, by name. Modes do not read it.
+	Routing map[string]*Routing
 }
 
 // Port is one port of a Service.
@@ -226,6 +228,13 @@ type PortState struct {
 	// LocalReady counts local ready endpoints, for healthCheckNodePort. Of two
 	// families it is the larger count, as their endpoints are the same workloads.
 	LocalReady int
+	// SourceHash, ConnectTimeout and TCPAttempts are those of the port's Routing.
+	SourceHash     bool
+	ConnectTimeout time.Duration
+	TCPAttempts    uint32
+	// Divided: the weights are of the backends of a route, whose shares count more than those of
+	// single endpoints.
+	Divided bool
 }
 
 // Choice is the outcome for one address family.
@@ -276,6 +285,10 @@ const (
 	PlannedSites
 	// NoEndpoint: there is none.
 	NoEndpoint
+	// Preferred: a policy says which zones count.
+	Preferred
+	// Divided: the backends of a route share the traffic.
+	Divided
 )
 
 func (r Rule) String() string {
@@ -283,6 +296,7 @@ func (r Rule) String() string {
 		"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready",
 		"endpoints of suspect nodes, as there are no others", "other sites, as no endpoint of this one is ready",
 		"all ready endpoints of all sites", "a plan, part of which leaves the site", "no endpoint",
+		"the locality of a BackendPolicy", "the backends of a TCPRoute",
 	}[r]
 }
 
@@ -324,6 +338,7 @@ func (s *PortState) Equal(t *PortState) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Port == t.Port && s.LocalReady == t.LocalReady &&
+		s.SourceHash == t.SourceHash && s.ConnectTimeout == t.ConnectTimeout && s.TCPAttempts == t.TCPAttempts && s.Divided == t.Divided &&
 		s.IPv4.equal(&t.IPv4) && s.IPv6.equal(&t.IPv6) && s.Service.equalButPorts(t.Service)
 }
 

@@ -31,7 +31,7 @@ import (
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/9"
+const format = "proxima.node.v1/10"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -87,6 +87,7 @@ type Builder struct {
 	sites    siteViews
 	virtual  map[string][]byte
 	meshes   meshViews
+	routings Routings
 	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
 }
@@ -132,6 +133,7 @@ func (b *Builder) clear() {
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
 	b.virtual = map[string][]byte{}
 	b.meshes = newMeshViews()
+	b.routings = Routings{Site: cmp.Or(b.config.Site, locality.Local)}
 	b.sites = newSiteViews(string(cmp.Or(b.config.Site, locality.Local)))
 }
 
@@ -186,7 +188,7 @@ func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []
 	for _, s := range b.storeMachines(d.Dataplanes) {
 		slice(s)
 	}
-	for _, c := range b.withMoved(d) {
+	for _, c := range b.withRouted(d) {
 		key, turned := b.storeService(c.Key, c.New)
 		out = append(out, change{wire.ServiceType, key}, change{wire.NameType, key})
 		if !turned {
@@ -220,12 +222,13 @@ func (b *Builder) storeService(name catalog.Key, object *corev1.Service) (key st
 	delete(b.services, key)
 	delete(b.names, key)
 	if object == nil {
+		b.routings.Of(name, nil)
 		return key, was
 	}
 	var err error
 	scope := kube.ScopeOf(object, b.meshes.of(name.Namespace))
 	if s, ok := kube.ServiceOf(object); ok {
-		s.Scope = scope
+		s.Scope, s.Routing = scope, b.routings.Of(name, object)
 		b.services[key], err = wire.EncodeService(s)
 	} else if n, ok := kube.NameOf(object); ok {
 		entry := &nameEntry{headless: n.Headless()}

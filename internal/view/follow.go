@@ -20,6 +20,7 @@ func Tables() []catalog.Kind {
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans,
 		catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.VirtualIPs,
 		catalog.ExternalServices, catalog.Namespaces, catalog.Pods,
+		catalog.ServiceImports, catalog.BackendPolicies, catalog.TCPRoutes, catalog.ReferenceGrants,
 	}
 }
 

@@ -135,6 +135,26 @@ func (b *Builder) withMoved(d *catalog.Delta) []catalog.Change[*corev1.Service] 
 	return out
 }
 
+// withRouted are the Services of withMoved, and those of which policies or routes say something else
+// now, which are encoded again.
+func (b *Builder) withRouted(d *catalog.Delta) []catalog.Change[*corev1.Service] {
+	again := b.routings.Apply(d)
+	changes := b.withMoved(d)
+	if len(again) == 0 {
+		return changes
+	}
+	out := slices.Clone(changes)
+	for _, c := range changes {
+		delete(again, c.Key)
+	}
+	for key := range again {
+		if s, ok := d.After.Services.Get(key); ok {
+			out = append(out, catalog.Change[*corev1.Service]{Key: key, New: s})
+		}
+	}
+	return out
+}
+
 // storeWorkload stores a workload (nil: there is none), and reports whether that is different
 // from before.
 func (b *Builder) storeWorkload(key catalog.Key, w *proxy.Workload) (name string, different bool) {

@@ -80,6 +80,107 @@ func (Protocol) EnumDescriptor() ([]byte, []int) {
 	return file_node_proto_rawDescGZIP(), []int{0}
 }
 
+type LocalityPreference_Mode int32
+
+const (
+	LocalityPreference_PLAN   LocalityPreference_Mode = 0
+	LocalityPreference_STRICT LocalityPreference_Mode = 1
+	LocalityPreference_OFF    LocalityPreference_Mode = 2
+)
+
+// Enum value maps for LocalityPreference_Mode.
+var (
+	LocalityPreference_Mode_name = map[int32]string{
+		0: "PLAN",
+		1: "STRICT",
+		2: "OFF",
+	}
+	LocalityPreference_Mode_value = map[string]int32{
+		"PLAN":   0,
+		"STRICT": 1,
+		"OFF":    2,
+	}
+)
+
+func (x LocalityPreference_Mode) Enum() *LocalityPreference_Mode {
+	p := new(LocalityPreference_Mode)
+	*p = x
+	return p
+}
+
+func (x LocalityPreference_Mode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LocalityPreference_Mode) Descriptor() protoreflect.EnumDescriptor {
+	return file_node_proto_enumTypes[1].Descriptor()
+}
+
+func (LocalityPreference_Mode) Type() protoreflect.EnumType {
+	return &file_node_proto_enumTypes[1]
+}
+
+func (x LocalityPreference_Mode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LocalityPreference_Mode.Descriptor instead.
+func (LocalityPreference_Mode) EnumDescriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{4, 0}
+}
+
+type Failover_To int32
+
+const (
+	Failover_ANY        Failover_To = 0
+	Failover_NONE       Failover_To = 1
+	Failover_ONLY       Failover_To = 2
+	Failover_ANY_EXCEPT Failover_To = 3
+)
+
+// Enum value maps for Failover_To.
+var (
+	Failover_To_name = map[int32]string{
+		0: "ANY",
+		1: "NONE",
+		2: "ONLY",
+		3: "ANY_EXCEPT",
+	}
+	Failover_To_value = map[string]int32{
+		"ANY":        0,
+		"NONE":       1,
+		"ONLY":       2,
+		"ANY_EXCEPT": 3,
+	}
+)
+
+func (x Failover_To) Enum() *Failover_To {
+	p := new(Failover_To)
+	*p = x
+	return p
+}
+
+func (x Failover_To) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Failover_To) Descriptor() protoreflect.EnumDescriptor {
+	return file_node_proto_enumTypes[2].Descriptor()
+}
+
+func (Failover_To) Type() protoreflect.EnumType {
+	return &file_node_proto_enumTypes[2]
+}
+
+func (x Failover_To) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Failover_To.Descriptor instead.
+func (Failover_To) EnumDescriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5, 0}
+}
+
 // An IP prefix: 4 or 16 bytes of address and the number of leading bits.
 type Prefix struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -134,12 +235,14 @@ func (x *Prefix) GetBits() uint32 {
 }
 
 type ServicePort struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Protocol      Protocol               `protobuf:"varint,2,opt,name=protocol,proto3,enum=proxima.node.v1.Protocol" json:"protocol,omitempty"`
-	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
-	NodePort      uint32                 `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
-	AppProtocol   string                 `protobuf:"bytes,5,opt,name=app_protocol,json=appProtocol,proto3" json:"app_protocol,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Protocol    Protocol               `protobuf:"varint,2,opt,name=protocol,proto3,enum=proxima.node.v1.Protocol" json:"protocol,omitempty"`
+	Port        uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	NodePort    uint32                 `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
+	AppProtocol string                 `protobuf:"bytes,5,opt,name=app_protocol,json=appProtocol,proto3" json:"app_protocol,omitempty"`
+	// What policies and routes say of its connections; missing: nothing.
+	Routing       *Routing `protobuf:"bytes,6,opt,name=routing,proto3" json:"routing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -209,6 +312,304 @@ func (x *ServicePort) GetAppProtocol() string {
 	return ""
 }
 
+func (x *ServicePort) GetRouting() *Routing {
+	if x != nil {
+		return x.Routing
+	}
+	return nil
+}
+
+// What policies and routes say of connections to a port, as far as nodes do it.
+type Routing struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// NAMESPACE/NAME of the TCPRoute, and where it leads; empty: to the Service itself.
+	Route    string          `protobuf:"bytes,1,opt,name=route,proto3" json:"route,omitempty"`
+	Backends []*RouteBackend `protobuf:"bytes,2,rep,name=backends,proto3" json:"backends,omitempty"`
+	// NAMESPACE/NAME of a BackendPolicy that the rest is of; empty: there is none.
+	Policy string `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Missing: localities count as plans and hints say.
+	Locality *LocalityPreference `protobuf:"bytes,4,opt,name=locality,proto3" json:"locality,omitempty"`
+	// A client's address decides about its endpoint.
+	SourceHash bool `protobuf:"varint,5,opt,name=source_hash,json=sourceHash,proto3" json:"source_hash,omitempty"`
+	// Of an attempt to connect, in milliseconds, and how many; 0: the mode's own.
+	ConnectTimeoutMillis uint32 `protobuf:"varint,6,opt,name=connect_timeout_millis,json=connectTimeoutMillis,proto3" json:"connect_timeout_millis,omitempty"`
+	TcpAttempts          uint32 `protobuf:"varint,7,opt,name=tcp_attempts,json=tcpAttempts,proto3" json:"tcp_attempts,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *Routing) Reset() {
+	*x = Routing{}
+	mi := &file_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Routing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Routing) ProtoMessage() {}
+
+func (x *Routing) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Routing.ProtoReflect.Descriptor instead.
+func (*Routing) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Routing) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *Routing) GetBackends() []*RouteBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+func (x *Routing) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Routing) GetLocality() *LocalityPreference {
+	if x != nil {
+		return x.Locality
+	}
+	return nil
+}
+
+func (x *Routing) GetSourceHash() bool {
+	if x != nil {
+		return x.SourceHash
+	}
+	return false
+}
+
+func (x *Routing) GetConnectTimeoutMillis() uint32 {
+	if x != nil {
+		return x.ConnectTimeoutMillis
+	}
+	return 0
+}
+
+func (x *Routing) GetTcpAttempts() uint32 {
+	if x != nil {
+		return x.TcpAttempts
+	}
+	return 0
+}
+
+type RouteBackend struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service   string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	Port      uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// Above 0.
+	Weight        uint32 `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteBackend) Reset() {
+	*x = RouteBackend{}
+	mi := &file_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteBackend) ProtoMessage() {}
+
+func (x *RouteBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteBackend.ProtoReflect.Descriptor instead.
+func (*RouteBackend) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RouteBackend) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RouteBackend) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *RouteBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *RouteBackend) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type LocalityPreference struct {
+	state    protoimpl.MessageState  `protogen:"open.v1"`
+	Mode     LocalityPreference_Mode `protobuf:"varint,1,opt,name=mode,proto3,enum=proxima.node.v1.LocalityPreference_Mode" json:"mode,omitempty"`
+	Failover []*Failover             `protobuf:"bytes,2,rep,name=failover,proto3" json:"failover,omitempty"`
+	// The site of the view, which rules may name.
+	Site          string `protobuf:"bytes,3,opt,name=site,proto3" json:"site,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocalityPreference) Reset() {
+	*x = LocalityPreference{}
+	mi := &file_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocalityPreference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocalityPreference) ProtoMessage() {}
+
+func (x *LocalityPreference) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocalityPreference.ProtoReflect.Descriptor instead.
+func (*LocalityPreference) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LocalityPreference) GetMode() LocalityPreference_Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return LocalityPreference_PLAN
+}
+
+func (x *LocalityPreference) GetFailover() []*Failover {
+	if x != nil {
+		return x.Failover
+	}
+	return nil
+}
+
+func (x *LocalityPreference) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+// Where connections go that the client's zone cannot take.
+type Failover struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Zones of clients; empty: all.
+	From []string    `protobuf:"bytes,1,rep,name=from,proto3" json:"from,omitempty"`
+	To   Failover_To `protobuf:"varint,2,opt,name=to,proto3,enum=proxima.node.v1.Failover_To" json:"to,omitempty"`
+	// Of ONLY and ANY_EXCEPT.
+	Zones         []string `protobuf:"bytes,3,rep,name=zones,proto3" json:"zones,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failover) Reset() {
+	*x = Failover{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failover) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failover) ProtoMessage() {}
+
+func (x *Failover) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failover.ProtoReflect.Descriptor instead.
+func (*Failover) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Failover) GetFrom() []string {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Failover) GetTo() Failover_To {
+	if x != nil {
+		return x.To
+	}
+	return Failover_ANY
+}
+
+func (x *Failover) GetZones() []string {
+	if x != nil {
+		return x.Zones
+	}
+	return nil
+}
+
 // A Service with a virtual address. Addresses are 4 or 16 bytes.
 type Service struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -235,7 +636,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_node_proto_msgTypes[2]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +648,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[2]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +661,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{2}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Service) GetNamespace() string {
@@ -368,7 +769,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +781,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +794,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{3}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Scope) GetMesh() string {
@@ -422,7 +823,7 @@ type Mesh struct {
 
 func (x *Mesh) Reset() {
 	*x = Mesh{}
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -434,7 +835,7 @@ func (x *Mesh) String() string {
 func (*Mesh) ProtoMessage() {}
 
 func (x *Mesh) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -447,7 +848,7 @@ func (x *Mesh) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mesh.ProtoReflect.Descriptor instead.
 func (*Mesh) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{4}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Mesh) GetName() string {
@@ -480,7 +881,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +893,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +906,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -554,7 +955,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +967,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +980,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SlicePort) GetName() string {
@@ -631,7 +1032,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +1044,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +1057,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Endpoint) GetAddress() []byte {
@@ -756,7 +1157,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +1169,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +1182,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EndpointSlice) GetNamespace() string {
@@ -851,7 +1252,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +1264,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +1277,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Name) GetNamespace() string {
@@ -937,7 +1338,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1350,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1363,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Target) GetAddress() []byte {
@@ -1011,7 +1412,7 @@ type NameSlice struct {
 
 func (x *NameSlice) Reset() {
 	*x = NameSlice{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1424,7 @@ func (x *NameSlice) String() string {
 func (*NameSlice) ProtoMessage() {}
 
 func (x *NameSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1437,7 @@ func (x *NameSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameSlice.ProtoReflect.Descriptor instead.
 func (*NameSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NameSlice) GetNamespace() string {
@@ -1092,7 +1493,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1505,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1518,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Suspect) GetNode() string {
@@ -1138,7 +1539,7 @@ type Leaving struct {
 
 func (x *Leaving) Reset() {
 	*x = Leaving{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1551,7 @@ func (x *Leaving) String() string {
 func (*Leaving) ProtoMessage() {}
 
 func (x *Leaving) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1564,7 @@ func (x *Leaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leaving.ProtoReflect.Descriptor instead.
 func (*Leaving) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Leaving) GetNode() string {
@@ -1200,7 +1601,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1613,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1626,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Remote) GetNamespace() string {
@@ -1310,7 +1711,7 @@ type External struct {
 
 func (x *External) Reset() {
 	*x = External{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1723,7 @@ func (x *External) String() string {
 func (*External) ProtoMessage() {}
 
 func (x *External) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1736,7 @@ func (x *External) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use External.ProtoReflect.Descriptor instead.
 func (*External) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *External) GetPlaces() []*Place {
@@ -1368,7 +1769,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1781,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1794,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Place) GetHost() string {
@@ -1450,7 +1851,7 @@ type ExternalTLS struct {
 
 func (x *ExternalTLS) Reset() {
 	*x = ExternalTLS{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1863,7 @@ func (x *ExternalTLS) String() string {
 func (*ExternalTLS) ProtoMessage() {}
 
 func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1876,7 @@ func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
 func (*ExternalTLS) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExternalTLS) GetServerName() string {
@@ -1559,7 +1960,7 @@ type NameMatch struct {
 
 func (x *NameMatch) Reset() {
 	*x = NameMatch{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1972,7 @@ func (x *NameMatch) String() string {
 func (*NameMatch) ProtoMessage() {}
 
 func (x *NameMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1985,7 @@ func (x *NameMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
 func (*NameMatch) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NameMatch) GetValue() string {
@@ -1619,7 +2020,7 @@ type RemotePort struct {
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +2032,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +2045,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemotePort) GetName() string {
@@ -1695,7 +2096,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +2108,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +2121,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Split) GetHere() uint32 {
@@ -1747,7 +2148,7 @@ type SitePart struct {
 
 func (x *SitePart) Reset() {
 	*x = SitePart{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +2160,7 @@ func (x *SitePart) String() string {
 func (*SitePart) ProtoMessage() {}
 
 func (x *SitePart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +2173,7 @@ func (x *SitePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
 func (*SitePart) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SitePart) GetSite() string {
@@ -1803,7 +2204,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2216,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2229,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -1873,7 +2274,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2286,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2299,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Gateway) GetName() string {
@@ -1943,7 +2344,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2356,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2369,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -2043,7 +2444,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2456,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2469,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -2119,7 +2520,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2532,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2545,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -2202,7 +2603,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2615,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2628,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{27}
+	return file_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *State) GetNode() string {
@@ -2263,7 +2664,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2676,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2689,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{28}
+	return file_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -2323,7 +2724,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2335,7 +2736,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2348,7 +2749,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{29}
+	return file_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2380,13 +2781,47 @@ const file_node_proto_rawDesc = "" +
 	"node.proto\x12\x0fproxima.node.v1\"6\n" +
 	"\x06Prefix\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04bits\x18\x02 \x01(\rR\x04bits\"\xac\x01\n" +
+	"\x04bits\x18\x02 \x01(\rR\x04bits\"\xe0\x01\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\rR\bnodePort\x12!\n" +
-	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\"\x9f\x04\n" +
+	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\x122\n" +
+	"\arouting\x18\x06 \x01(\v2\x18.proxima.node.v1.RoutingR\arouting\"\xad\x02\n" +
+	"\aRouting\x12\x14\n" +
+	"\x05route\x18\x01 \x01(\tR\x05route\x129\n" +
+	"\bbackends\x18\x02 \x03(\v2\x1d.proxima.node.v1.RouteBackendR\bbackends\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\x12?\n" +
+	"\blocality\x18\x04 \x01(\v2#.proxima.node.v1.LocalityPreferenceR\blocality\x12\x1f\n" +
+	"\vsource_hash\x18\x05 \x01(\bR\n" +
+	"sourceHash\x124\n" +
+	"\x16connect_timeout_millis\x18\x06 \x01(\rR\x14connectTimeoutMillis\x12!\n" +
+	"\ftcp_attempts\x18\a \x01(\rR\vtcpAttempts\"r\n" +
+	"\fRouteBackend\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x16\n" +
+	"\x06weight\x18\x04 \x01(\rR\x06weight\"\xc4\x01\n" +
+	"\x12LocalityPreference\x12<\n" +
+	"\x04mode\x18\x01 \x01(\x0e2(.proxima.node.v1.LocalityPreference.ModeR\x04mode\x125\n" +
+	"\bfailover\x18\x02 \x03(\v2\x19.proxima.node.v1.FailoverR\bfailover\x12\x12\n" +
+	"\x04site\x18\x03 \x01(\tR\x04site\"%\n" +
+	"\x04Mode\x12\b\n" +
+	"\x04PLAN\x10\x00\x12\n" +
+	"\n" +
+	"\x06STRICT\x10\x01\x12\a\n" +
+	"\x03OFF\x10\x02\"\x95\x01\n" +
+	"\bFailover\x12\x12\n" +
+	"\x04from\x18\x01 \x03(\tR\x04from\x12,\n" +
+	"\x02to\x18\x02 \x01(\x0e2\x1c.proxima.node.v1.Failover.ToR\x02to\x12\x14\n" +
+	"\x05zones\x18\x03 \x03(\tR\x05zones\"1\n" +
+	"\x02To\x12\a\n" +
+	"\x03ANY\x10\x00\x12\b\n" +
+	"\x04NONE\x10\x01\x12\b\n" +
+	"\x04ONLY\x10\x02\x12\x0e\n" +
+	"\n" +
+	"ANY_EXCEPT\x10\x03\"\x9f\x04\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -2582,72 +3017,84 @@ func file_node_proto_rawDescGZIP() []byte {
 	return file_node_proto_rawDescData
 }
 
-var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_node_proto_goTypes = []any{
-	(Protocol)(0),          // 0: proxima.node.v1.Protocol
-	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
-	(*ServicePort)(nil),    // 2: proxima.node.v1.ServicePort
-	(*Service)(nil),        // 3: proxima.node.v1.Service
-	(*Scope)(nil),          // 4: proxima.node.v1.Scope
-	(*Mesh)(nil),           // 5: proxima.node.v1.Mesh
-	(*Workload)(nil),       // 6: proxima.node.v1.Workload
-	(*SlicePort)(nil),      // 7: proxima.node.v1.SlicePort
-	(*Endpoint)(nil),       // 8: proxima.node.v1.Endpoint
-	(*EndpointSlice)(nil),  // 9: proxima.node.v1.EndpointSlice
-	(*Name)(nil),           // 10: proxima.node.v1.Name
-	(*Target)(nil),         // 11: proxima.node.v1.Target
-	(*NameSlice)(nil),      // 12: proxima.node.v1.NameSlice
-	(*Suspect)(nil),        // 13: proxima.node.v1.Suspect
-	(*Leaving)(nil),        // 14: proxima.node.v1.Leaving
-	(*Remote)(nil),         // 15: proxima.node.v1.Remote
-	(*External)(nil),       // 16: proxima.node.v1.External
-	(*Place)(nil),          // 17: proxima.node.v1.Place
-	(*ExternalTLS)(nil),    // 18: proxima.node.v1.ExternalTLS
-	(*NameMatch)(nil),      // 19: proxima.node.v1.NameMatch
-	(*RemotePort)(nil),     // 20: proxima.node.v1.RemotePort
-	(*Split)(nil),          // 21: proxima.node.v1.Split
-	(*SitePart)(nil),       // 22: proxima.node.v1.SitePart
-	(*RemoteSite)(nil),     // 23: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),        // 24: proxima.node.v1.Gateway
-	(*Offer)(nil),          // 25: proxima.node.v1.Offer
-	(*OfferedPort)(nil),    // 26: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),      // 27: proxima.node.v1.VirtualIP
-	(*State)(nil),          // 28: proxima.node.v1.State
-	(*TypeState)(nil),      // 29: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 30: proxima.node.v1.StoredResource
+	(Protocol)(0),                // 0: proxima.node.v1.Protocol
+	(LocalityPreference_Mode)(0), // 1: proxima.node.v1.LocalityPreference.Mode
+	(Failover_To)(0),             // 2: proxima.node.v1.Failover.To
+	(*Prefix)(nil),               // 3: proxima.node.v1.Prefix
+	(*ServicePort)(nil),          // 4: proxima.node.v1.ServicePort
+	(*Routing)(nil),              // 5: proxima.node.v1.Routing
+	(*RouteBackend)(nil),         // 6: proxima.node.v1.RouteBackend
+	(*LocalityPreference)(nil),   // 7: proxima.node.v1.LocalityPreference
+	(*Failover)(nil),             // 8: proxima.node.v1.Failover
+	(*Service)(nil),              // 9: proxima.node.v1.Service
+	(*Scope)(nil),                // 10: proxima.node.v1.Scope
+	(*Mesh)(nil),                 // 11: proxima.node.v1.Mesh
+	(*Workload)(nil),             // 12: proxima.node.v1.Workload
+	(*SlicePort)(nil),            // 13: proxima.node.v1.SlicePort
+	(*Endpoint)(nil),             // 14: proxima.node.v1.Endpoint
+	(*EndpointSlice)(nil),        // 15: proxima.node.v1.EndpointSlice
+	(*Name)(nil),                 // 16: proxima.node.v1.Name
+	(*Target)(nil),               // 17: proxima.node.v1.Target
+	(*NameSlice)(nil),            // 18: proxima.node.v1.NameSlice
+	(*Suspect)(nil),              // 19: proxima.node.v1.Suspect
+	(*Leaving)(nil),              // 20: proxima.node.v1.Leaving
+	(*Remote)(nil),               // 21: proxima.node.v1.Remote
+	(*External)(nil),             // 22: proxima.node.v1.External
+	(*Place)(nil),                // 23: proxima.node.v1.Place
+	(*ExternalTLS)(nil),          // 24: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),            // 25: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),           // 26: proxima.node.v1.RemotePort
+	(*Split)(nil),                // 27: proxima.node.v1.Split
+	(*SitePart)(nil),             // 28: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),           // 29: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),              // 30: proxima.node.v1.Gateway
+	(*Offer)(nil),                // 31: proxima.node.v1.Offer
+	(*OfferedPort)(nil),          // 32: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),            // 33: proxima.node.v1.VirtualIP
+	(*State)(nil),                // 34: proxima.node.v1.State
+	(*TypeState)(nil),            // 35: proxima.node.v1.TypeState
+	(*StoredResource)(nil),       // 36: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
-	1,  // 1: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
-	2,  // 2: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
-	4,  // 3: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
-	0,  // 4: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
-	7,  // 5: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
-	8,  // 6: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
-	2,  // 7: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
-	4,  // 8: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
-	7,  // 9: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
-	11, // 10: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	20, // 11: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	23, // 12: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	24, // 13: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	16, // 14: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
-	17, // 15: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
-	18, // 16: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
-	19, // 17: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	21, // 18: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
-	22, // 19: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
-	24, // 20: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	26, // 21: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	16, // 22: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	29, // 23: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	30, // 24: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	5,  // 1: proxima.node.v1.ServicePort.routing:type_name -> proxima.node.v1.Routing
+	6,  // 2: proxima.node.v1.Routing.backends:type_name -> proxima.node.v1.RouteBackend
+	7,  // 3: proxima.node.v1.Routing.locality:type_name -> proxima.node.v1.LocalityPreference
+	1,  // 4: proxima.node.v1.LocalityPreference.mode:type_name -> proxima.node.v1.LocalityPreference.Mode
+	8,  // 5: proxima.node.v1.LocalityPreference.failover:type_name -> proxima.node.v1.Failover
+	2,  // 6: proxima.node.v1.Failover.to:type_name -> proxima.node.v1.Failover.To
+	3,  // 7: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
+	4,  // 8: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
+	10, // 9: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
+	0,  // 10: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
+	13, // 11: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
+	14, // 12: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
+	4,  // 13: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
+	10, // 14: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
+	13, // 15: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
+	17, // 16: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
+	26, // 17: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	29, // 18: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	30, // 19: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	22, // 20: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	23, // 21: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	24, // 22: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	25, // 23: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	27, // 24: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	28, // 25: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	30, // 26: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	32, // 27: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	22, // 28: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	35, // 29: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	36, // 30: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2660,8 +3107,8 @@ func file_node_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   30,
+			NumEnums:      3,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2,7 +2,7 @@
 // the one place for that decision: every mode, and everything that explains a
 // mode, asks here.
 //
-// Enter at [Slices]. The
+// Enter at [Port], or at [Slices] where no policy or other site counts. The
 // functions are pure: they depend on their arguments alone, never on the order
 // of slices or endpoints nor on an earlier result, change no argument, and do
 // no I/O.
@@ -38,6 +38,8 @@ type Node struct {
 	// Frontends are the cluster addresses that the node carries: an endpoint at one of
 	// them is not used. Nil: none is known.
 	Frontends *Frontends
+	// Anywhere: hints do not count, as a policy says so.
+	Anywhere bool
 }
 
 // suspects reports whether an endpoint is used last.
@@ -277,6 +279,8 @@ func topology(all []Endpoint, node Node) hints {
 		hereZone = hereZone || byZone.allows(e, node)
 	}
 	switch {
+	case node.Anywhere:
+		return ignored
 	case ready && allNode && hereNode:
 		return byNode
 	case ready && allZone && hereZone:

@@ -78,6 +78,16 @@ func DecodeService(name string, body []byte) (*proxy.Service, error) {
 			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
 		}
 		s.Ports = append(s.Ports, port)
+		routing, err := decodeRouting(p.GetRouting())
+		if err != nil {
+			return nil, fmt.Errorf("routing of port %q: %w", p.GetName(), err)
+		}
+		if routing != nil {
+			if s.Routing == nil {
+				s.Routing = map[string]*proxy.Routing{}
+			}
+			s.Routing[port.Name] = routing
+		}
 	}
 	return s, nil
 }

@@ -43,6 +43,11 @@ func EncodeService(s *proxy.Service) ([]byte, error) {
 		m.SourceRanges = append(m.SourceRanges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())})
 	}
 	m.Ports = encodePorts(s.Ports)
+	if s.Routing != nil {
+		for _, p := range m.Ports {
+			p.Routing = encodeRouting(s.Routing[p.GetName()])
+		}
+	}
 	b, err := marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("marshal service %s: %w", s.Name, err)

@@ -43,9 +43,39 @@ var (
 	genPort     = rapid.Uint16Range(1, 65535)
 )
 
+func genRouting(t *rapid.T) *proxy.Routing {
+	zones := rapid.SliceOfN(rapid.Map(genName, func(s string) locality.Zone { return locality.Zone(s) }), 0, 2)
+	r := &proxy.Routing{
+		Route: genOptional.Draw(t, "route"), Policy: genOptional.Draw(t, "policy"), SourceHash: rapid.Bool().Draw(t, "hash"),
+		ConnectTimeout: time.Duration(rapid.IntRange(0, maxConnectMillis).Draw(t, "connect")) * time.Millisecond,
+		TCPAttempts:    rapid.Uint32Range(0, maxTCPAttempts).Draw(t, "attempts"),
+		Backends: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) proxy.RouteBackend {
+			b := proxy.RouteBackend{Weight: rapid.Uint32Range(1, maxRouteWeight).Draw(t, "weight")}
+			if rapid.Bool().Draw(t, "usable") {
+				b.Service = proxy.ServiceName{Namespace: genName.Draw(t, "namespace"), Name: genName.Draw(t, "name")}
+				b.Port = genPort.Draw(t, "port")
+			}
+			return b
+		}), 0, 3).Draw(t, "backends"),
+	}
+	if rapid.Bool().Draw(t, "locality") {
+		r.Locality = &proxy.Locality{
+			Site: locality.Site(genOptional.Draw(t, "site")),
+			Mode: rapid.SampledFrom([]proxy.LocalityMode{proxy.LocalityPlan, proxy.LocalityStrict, proxy.LocalityOff}).Draw(t, "mode"),
+			Failover: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) proxy.Failover {
+				return proxy.Failover{
+					From: zones.Draw(t, "from"), Zones: zones.Draw(t, "zones"),
+					To: rapid.SampledFrom([]proxy.FailoverTo{proxy.FailoverAny, proxy.FailoverNone, proxy.FailoverOnly, proxy.FailoverAnyExcept}).Draw(t, "to"),
+				}
+			}), 0, 2).Draw(t, "failover"),
+		}
+	}
+	return r
+}
+
 func genService(t *rapid.T) *proxy.Service {
 	ips := rapid.SliceOfN(genAddr(), 0, 3)
-	return &proxy.Service{
+	s := &proxy.Service{
 		Name:            proxy.ServiceName{Namespace: genName.Draw(t, "namespace"), Name: genName.Draw(t, "name")},
 		ClusterIPs:      rapid.SliceOfN(genAddr(), 1, 2).Draw(t, "cluster"),
 		ExternalIPs:     ips.Draw(t, "external"),
@@ -63,6 +93,15 @@ func genService(t *rapid.T) *proxy.Service {
 		HealthCheckNodePort: rapid.Uint16().Draw(t, "health"),
 		WarmUp:              time.Duration(rapid.IntRange(0, maxWarmUpMillis).Draw(t, "warm-up")) * time.Millisecond,
 	}
+	for _, p := range s.Ports {
+		if rapid.Bool().Draw(t, "routed") {
+			if s.Routing == nil {
+				s.Routing = map[string]*proxy.Routing{}
+			}
+			s.Routing[p.Name] = genRouting(t)
+		}
+	}
+	return s
 }
 
 func genSlice(t *rapid.T) *proxy.Slice {

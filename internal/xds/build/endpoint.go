@@ -71,7 +71,7 @@ func (a *assignment) levels() [][]group {
 	if a.local {
 		first, next = a.choice.Local, nil
 	}
-	first, next = a.prefer.order(a.choice, first, next, a.site)
+	first, next = a.prefer.Order(a.choice.Why, first, next, a.site)
 	beyond := a.prefer.leaving(a.beyond)
 	draining := a.choice.Why == proxy.TerminatingFallback && !a.healthy
 	here, rest := a.own(first, draining), a.own(next, draining)
@@ -95,15 +95,6 @@ func (a *assignment) levels() [][]group {
 		return [][]group{append(scaled(here, uint64(split.Here)), used...), rest, last}
 	}
 	return [][]group{here, rest, used, last}
-}
-
-// alike are targets of which none is preferred.
-func alike(all ...[]proxy.Target) []proxy.Target {
-	out := slices.Concat(all...)
-	for i := range out {
-		out[i].Weight = 1
-	}
-	return out
 }
 
 func scaled(groups []group, by uint64) []group {

@@ -307,7 +307,11 @@ func (b *Builder) makeSNIEndpoints(f *fleet, key catalog.Key, sni string) *made 
 		return nil
 	}
 	port := s.Ports[j]
-	state := choose.Slices(s, port, b.slicesOf(f.zone, key), choose.Node{Zone: f.zone, Suspects: b.suspects})
+	of := ServicePort{key, port.Port}
+	policed := b.localityOf(of, port.Name, "")
+	state := choose.Slices(s, port, b.slicesOf(f.zone, key), choose.Node{
+		Zone: f.zone, Suspects: b.suspects, Anywhere: policed.Mode == meshv1alpha1.LocalityOff,
+	})
 	// Endpoints of both families: an ingress connects by either.
 	a.choice = &proxy.Choice{
 		Why:      state.IPv4.Why,
@@ -317,8 +321,6 @@ func (b *Builder) makeSNIEndpoints(f *fleet, key catalog.Key, sni string) *made 
 	if len(state.IPv4.Cluster) == 0 {
 		a.choice.Why = state.IPv6.Why
 	}
-	of := ServicePort{key, port.Port}
-	policed := b.localityOf(of, port.Name, "")
 	a.overProvisioning = translate.Overprovisioning(&policy.Backend{Locality: policed})
 	a.prefer = b.preferencesOf(&policed, f.zone, of, view{})
 	return unlisted(loadAssignment(a))

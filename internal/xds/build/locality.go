@@ -18,6 +18,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
@@ -165,28 +167,14 @@ func sameLocality(x, y *meshv1alpha1.BackendLocality) bool {
 
 // preferences are what a BackendPolicy says of localities, to clients of a zone.
 type preferences struct {
-	// anywhere: zones are not looked at. strict: there is the client's zone alone.
-	anywhere, strict bool
-	zone             locality.Zone
-	// failover says where traffic goes that the zone cannot take; nil: anywhere.
-	failover *meshv1alpha1.LocalityFailover
+	choose.Preference
 	// weight of an endpoint relative to others of its zone; nil: all are alike.
 	weight func(proxy.Target) uint32
 }
 
 // preferencesOf clients with a view, in a zone of this site.
 func (b *Builder) preferencesOf(l *meshv1alpha1.BackendLocality, zone locality.Zone, of ServicePort, v view) preferences {
-	out := preferences{
-		zone: zone, anywhere: l.Mode == meshv1alpha1.LocalityOff,
-		strict: l.Mode == meshv1alpha1.LocalityStrict && zone != "", // who is in no zone is not cut off from all
-	}
-	for i := range l.Failover {
-		f := &l.Failover[i]
-		if len(f.From) == 0 || slices.Contains(f.From, string(zone)) || slices.Contains(f.From, string(b.config.Site)) {
-			out.failover = f
-			break
-		}
-	}
+	out := preferences{Preference: choose.PreferenceOf(kube.LocalityOf(l), zone, b.config.Site)}
 	if v.labels != "" && len(l.Affinity) > 0 {
 		out.weight = b.affinityWeights(l.Affinity, of, v.labels)
 	}
@@ -254,46 +242,6 @@ func (b *Builder) endpointLabel(label, namespace string, e *discoveryv1.Endpoint
 	return b.labelOf(label, own, node)
 }
 
-// takes reports whether endpoints in a zone of a site may have what the client's own zone cannot
-// take. Rules name zones, or sites.
-func (p *preferences) takes(zone locality.Zone, site locality.Site) bool {
-	if p.failover == nil {
-		return true
-	}
-	named := slices.Contains(p.failover.Zones, string(zone)) || slices.Contains(p.failover.Zones, string(site))
-	switch p.failover.To {
-	case meshv1alpha1.FailoverNone:
-		return false
-	case meshv1alpha1.FailoverOnly:
-		return named
-	case meshv1alpha1.FailoverAnyExcept:
-		return !named
-	}
-	return true
-}
-
-// order the endpoints of a site: those that are used, and those that are used where these do not
-// suffice. Neither list is changed.
-func (p *preferences) order(choice *proxy.Choice, first, next []proxy.Target, site locality.Site) (used, rest []proxy.Target) {
-	own := func(t proxy.Target) bool { return t.Zone == p.zone }
-	planned := choice.Why == proxy.ZoneHints || choice.Why == proxy.NodeHints
-	switch {
-	case p.anywhere:
-		return alike(first, next), nil
-	case p.strict:
-		if used = only(first, own); len(used) == 0 {
-			used = only(next, own)
-		}
-		return used, nil
-	case p.failover == nil:
-		return first, next
-	case !planned && p.zone != "": // there is no plan that says what the client's own zone takes
-		next = slices.Concat(only(first, func(t proxy.Target) bool { return !own(t) }), next)
-		first = only(first, own)
-	}
-	return first, only(next, func(t proxy.Target) bool { return own(t) || p.takes(t.Zone, site) })
-}
-
 func only(all []proxy.Target, is func(proxy.Target) bool) []proxy.Target {
 	var out []proxy.Target
 	for _, t := range all {
@@ -306,16 +254,16 @@ func only(all []proxy.Target, is func(proxy.Target) bool) []proxy.Target {
 
 // leaving are the ways out of the site that clients use; nil: there are none.
 func (p *preferences) leaving(to *beyond) *beyond {
-	if to == nil || p.strict {
+	if to == nil || p.Strict {
 		return nil
 	}
-	if p.failover == nil || to.split.Away > 0 || to.remote.Spread { // a plan has decided
+	if p.Failover == nil || to.split.Away > 0 || to.remote.Spread { // a plan has decided
 		return to
 	}
 	out := *to
 	out.ways = nil
 	for _, w := range to.ways {
-		if w.egress && p.failover.To != meshv1alpha1.FailoverNone || !w.egress && p.takes(proxy.OtherSitesZone, w.site) {
+		if w.egress && p.Failover.To != proxy.FailoverNone || !w.egress && p.Takes(proxy.OtherSitesZone, w.site) {
 			out.ways = append(out.ways, w)
 		}
 	}

@@ -9,7 +9,9 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
@@ -21,8 +23,8 @@ func TestPreferences(t *testing.T) {
 		{site: "s2", instances: 1, weight: 1, gateways: []netip.AddrPort{at("10.1.0.1:1")}, proxied: true},
 		{site: "s3", instances: 1, weight: 1, gateways: []netip.AddrPort{at("10.2.0.1:1")}, proxied: true},
 	}}
-	rule := func(to string, zones ...string) *meshv1alpha1.LocalityFailover {
-		return &meshv1alpha1.LocalityFailover{To: to, Zones: zones}
+	rule := func(to proxy.FailoverTo, zones ...locality.Zone) *proxy.Failover {
+		return &proxy.Failover{To: to, Zones: zones}
 	}
 	const (
 		own  = "0 a/s=10000(10.0.0.1*1)"
@@ -35,18 +37,18 @@ func TestPreferences(t *testing.T) {
 		prefer preferences
 		want   string
 	}{
-		"strict":                  {all, preferences{strict: true, zone: "a"}, own},
-		"strict, planned away":    {proxy.Choice{Cluster: []proxy.Target{b}, Fallback: []proxy.Target{a, c}, Why: proxy.ZoneHints}, preferences{strict: true, zone: "a"}, own},
-		"strict, nothing there":   {all, preferences{strict: true, zone: "d"}, ""},
-		"none":                    {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverNone)}, own},
-		"a zone":                  {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverOnly, "c")}, own + " 1 c/s=10000(10.0.0.3*1)"},
-		"a site":                  {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverOnly, "s3")}, own + " 1 site:*/s3=10000(10.2.0.1*1:mtls)"},
-		"this site":               {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverOnly, "s")}, own + " 1 b/s=5000(10.0.0.2*1) 1 c/s=5000(10.0.0.3*1)"},
-		"all but a zone":          {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverAnyExcept, "b", "s2")}, own + " 1 c/s=10000(10.0.0.3*1) 2 site:*/s3=10000(10.2.0.1*1:mtls)"},
-		"any":                     {all, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverAny)}, own + " 1 b/s=5000(10.0.0.2*1) 1 c/s=5000(10.0.0.3*1)" + away},
-		"a plan goes before":      {planned, preferences{zone: "a", failover: rule(meshv1alpha1.FailoverNone)}, "0 a/s=5000(10.0.0.1*1) 0 b/s=5000(10.0.0.2*1)"},
-		"no zone of its own used": {all, preferences{zone: "d", failover: rule(meshv1alpha1.FailoverOnly, "b")}, "0 b/s=10000(10.0.0.2*1)"},
-		"labels": {proxy.Choice{Cluster: []proxy.Target{a, {Addr: at("10.0.0.4:80"), Zone: "a", Weight: 2}}}, preferences{strict: true, zone: "a", weight: func(t proxy.Target) uint32 {
+		"strict":                  {all, preferences{Preference: choose.Preference{Strict: true, Zone: "a"}}, own},
+		"strict, planned away":    {proxy.Choice{Cluster: []proxy.Target{b}, Fallback: []proxy.Target{a, c}, Why: proxy.ZoneHints}, preferences{Preference: choose.Preference{Strict: true, Zone: "a"}}, own},
+		"strict, nothing there":   {all, preferences{Preference: choose.Preference{Strict: true, Zone: "d"}}, ""},
+		"none":                    {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverNone)}}, own},
+		"a zone":                  {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverOnly, "c")}}, own + " 1 c/s=10000(10.0.0.3*1)"},
+		"a site":                  {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverOnly, "s3")}}, own + " 1 site:*/s3=10000(10.2.0.1*1:mtls)"},
+		"this site":               {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverOnly, "s")}}, own + " 1 b/s=5000(10.0.0.2*1) 1 c/s=5000(10.0.0.3*1)"},
+		"all but a zone":          {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverAnyExcept, "b", "s2")}}, own + " 1 c/s=10000(10.0.0.3*1) 2 site:*/s3=10000(10.2.0.1*1:mtls)"},
+		"any":                     {all, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverAny)}}, own + " 1 b/s=5000(10.0.0.2*1) 1 c/s=5000(10.0.0.3*1)" + away},
+		"a plan goes before":      {planned, preferences{Preference: choose.Preference{Zone: "a", Failover: rule(proxy.FailoverNone)}}, "0 a/s=5000(10.0.0.1*1) 0 b/s=5000(10.0.0.2*1)"},
+		"no zone of its own used": {all, preferences{Preference: choose.Preference{Zone: "d", Failover: rule(proxy.FailoverOnly, "b")}}, "0 b/s=10000(10.0.0.2*1)"},
+		"labels": {proxy.Choice{Cluster: []proxy.Target{a, {Addr: at("10.0.0.4:80"), Zone: "a", Weight: 2}}}, preferences{Preference: choose.Preference{Strict: true, Zone: "a"}, weight: func(t proxy.Target) uint32 {
 			if t.Addr == a.Addr {
 				return 9
 			}

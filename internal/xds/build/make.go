@@ -341,7 +341,10 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort, v view) *made {
 			live: func(netip.AddrPort) bool { return false },
 		}))
 	}
-	node := choose.Node{Name: k.node, Zone: k.zone, Suspects: b.suspects}
+	policed := b.localityOf(of, port.Name, v.namespace)
+	node := choose.Node{
+		Name: k.node, Zone: k.zone, Suspects: b.suspects, Anywhere: policed.Mode == meshv1alpha1.LocalityOff,
+	}
 	state := choose.Slices(s, port, b.slicesOf(k.zone, of.Service), node)
 	choice := state.For(s.ClusterIPs[0])
 	if other := state.For(otherFamily(s.ClusterIPs[0])); len(choice.Cluster)+len(choice.Local) == 0 {
@@ -354,7 +357,6 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort, v view) *made {
 	if !k.grpc && !s.InternalLocal {
 		to = b.beyondOf(k.zone, of)
 	}
-	policed := b.localityOf(of, port.Name, v.namespace)
 	return unlisted(loadAssignment(&assignment{
 		name: viewed(of, v), site: b.config.Site, choice: choice, beyond: to, local: s.InternalLocal, healthy: k.grpc,
 		overProvisioning: translate.Overprovisioning(&policy.Backend{Locality: policed}), prefer: b.preferencesOf(&policed, k.zone, of, v),

@@ -13,7 +13,6 @@ import (
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	mcsv1beta1 "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/xds/translate"
@@ -59,17 +58,8 @@ func (b *Builder) workload(key catalog.Key) (policy.Workload, bool) {
 	return b.policies.Workload(policy.Ref{Kind: "Dataplane", Key: key})
 }
 
-// backendRef is what policies and routes call a Service: one that has the address of an import, or
-// of a service outside, goes by the name of that.
-func (b *Builder) backendRef(key catalog.Key) policy.Ref {
-	if _, ok := b.snapshot.ExternalServices.Get(key); ok {
-		return policy.Ref{Kind: "ExternalService", Key: key}
-	}
-	if s, ok := b.snapshot.Services.Get(key); ok && s.Labels[mcsv1beta1.LabelServiceName] != "" {
-		return policy.Ref{Kind: "ServiceImport", Key: catalog.Key{Namespace: key.Namespace, Name: s.Labels[mcsv1beta1.LabelServiceName]}}
-	}
-	return policy.Ref{Kind: "Service", Key: key}
-}
+// backendRef is what policies and routes call a Service.
+func (b *Builder) backendRef(key catalog.Key) policy.Ref { return policy.BackendRef(b.snapshot, key) }
 
 // serviceOf a backend is the Service with its address.
 func (b *Builder) serviceOf(ref policy.Ref) catalog.Key {

@@ -1,0 +1,94 @@
+package policy
+
+import (
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+)
+
+// Producer is what routes and policies in the namespace of a backend, and of its Mesh, say of
+// connections to a port of it: they hold for all clients, also for those of which nobody knows the
+// namespace, as a node's kernel does not.
+type Producer struct {
+	// Route is the TCPRoute that Backends are of; zero: there is none.
+	Route    Source
+	Backends []RouteBackend
+	// Policy are the settings of BackendPolicies; nil: there is none.
+	Policy *Backend
+}
+
+// Producer of a port of a backend; false: nothing is said of it.
+func (x *Index) Producer(ref Ref, port Port) (Producer, bool) {
+	var out Producer
+	client := ref.Key.Namespace
+	if routes := x.attached(client, ref, port, "TCPRoute"); len(routes) > 0 {
+		out.Route, out.Backends = Source(routes[0]), x.TCPBackends(client, ref, port)
+	}
+	if x.HasBackend(client, ref, port) {
+		b := x.Backend(client, ref, port)
+		out.Policy = &b
+	}
+	return out, out.Policy != nil || out.Route != Source{}
+}
+
+// BackendRef is what policies and routes call a Service: one that has the address of an import, or of a
+// service outside, goes by the name of that.
+func BackendRef(s *catalog.Snapshot, key resource.Key) Ref {
+	if _, ok := s.ExternalServices.Get(key); ok {
+		return Ref{"ExternalService", key}
+	}
+	if service, ok := s.Services.Get(key); ok && service.Labels[mcs.LabelServiceName] != "" {
+		return Ref{"ServiceImport", resource.Key{Namespace: key.Namespace, Name: service.Labels[mcs.LabelServiceName]}}
+	}
+	return Ref{"Service", key}
+}
+
+// HashesSource reports whether the addresses of clients decide about their endpoints: what TCP
+// proxies do with a hash, as other hashes are of requests.
+func (b *Backend) HashesSource() bool {
+	if t := b.Balancer.Type; t != "" && t != mesh.BalanceRingHash && t != mesh.BalanceMaglev {
+		return false
+	}
+	for _, h := range b.Balancer.Hash {
+		if h.Type == mesh.HashSourceIP {
+			return true
+		}
+	}
+	return false
+}
+
+// ConnectionTables are those of Tables that an index needs to answer Producer.
+func ConnectionTables() []catalog.Kind {
+	return []catalog.Kind{
+		catalog.Namespaces, catalog.Meshes, catalog.Services, catalog.ServiceImports, catalog.ExternalServices,
+		catalog.BackendPolicies, catalog.TCPRoutes, catalog.ReferenceGrants,
+	}
+}
+
+// ApplyConnections is Apply for ConnectionTables alone.
+func (x *Index) ApplyConnections(d *catalog.Delta) Affected {
+	return x.Apply(&catalog.Delta{
+		After: d.After, Namespaces: d.Namespaces, Meshes: d.Meshes, Services: d.Services, ServiceImports: d.ServiceImports,
+		ExternalServices: d.ExternalServices, BackendPolicies: d.BackendPolicies, TCPRoutes: d.TCPRoutes, ReferenceGrants: d.ReferenceGrants,
+	})
+}
+
+// LoadConnections sets everything of a snapshot that is in ConnectionTables.
+func (x *Index) LoadConnections(s *catalog.Snapshot) {
+	load(x, s.Namespaces)
+	load(x, s.Meshes)
+	load(x, s.Services)
+	load(x, s.ServiceImports)
+	load(x, s.ExternalServices)
+	load(x, s.BackendPolicies)
+	load(x, s.TCPRoutes)
+	load(x, s.ReferenceGrants)
+}
+
+func load[T catalog.Row](x *Index, table catalog.Table[T]) {
+	for _, row := range table.All() {
+		x.Set(resource.Object(row))
+	}
+}
