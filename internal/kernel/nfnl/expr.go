@@ -192,6 +192,19 @@ func (r *Rule) Random(n, offset uint32, to Reg) *Rule {
 	})
 }
 
+// Hash loads a number in [offset, offset+n) that is a hash (jhash) of length bytes in registers.
+func (r *Rule) Hash(from Reg, length, n, offset, seed uint32, to Reg) *Rule {
+	return r.expr("hash", func(a *Attrs) {
+		a.U32(unix.NFTA_HASH_SREG, from.wire())
+		a.U32(unix.NFTA_HASH_DREG, to.wire())
+		a.U32(unix.NFTA_HASH_LEN, length)
+		a.U32(unix.NFTA_HASH_MODULUS, n)
+		a.U32(unix.NFTA_HASH_SEED, seed)
+		a.U32(unix.NFTA_HASH_OFFSET, offset)
+		a.U32(unix.NFTA_HASH_TYPE, unix.NFT_HASH_JENKINS)
+	})
+}
+
 // SourceType loads the type of the source address (RTN_…, linux/rtnetlink.h).
 func (r *Rule) SourceType(to Reg) *Rule { return r.addressType(unix.NFTA_FIB_F_SADDR, to) }
 

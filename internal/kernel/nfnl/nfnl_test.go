@@ -23,6 +23,7 @@ func everyExpression() map[string]*Rule {
 		"meta, mask, compare": load().Mask(0, Host(0xffff0000), Host(0)).Equal(0, Host(0x10000)).SetMeta(unix.NFT_META_MARK, 0).Do(Drop()),
 		"payload, lookup":     (&Rule{}).Network(16, 4, 5).In("addrs", 5).Do(Goto("other")),
 		"not equal":           (&Rule{Comment: "with a comment"}).Transport(2, 2, 3).NotEqual(3, "\x00\x50").Do(Jump("other")),
+		"hash":                (&Rule{}).Network(12, 4, 8).Hash(8, 4, 7, 65536, 99, 2).Equal(2, Host(65536)).Do(Drop()),
 		"map, nat": load().Meta(unix.NFT_META_L4PROTO, 1).Random(7, 65536, 2).Lookup("ep", 0, 4).
 			Load(9, Host(0)).SetMeta(unix.NFT_META_PRIORITY, 9).DNAT(unix.NFPROTO_IPV4, 4, 5),
 		"verdict map": load().VerdictOf("verdicts", 0),

@@ -66,6 +66,7 @@ func kernelEnv(v iptables.Variant) proxytest.KernelEnv {
 			tamper("the way in removed", v, "-t", "nat", "-D", "PREROUTING", "-j", "PROXIMA-SERVICES"),
 			tamper("a chain flushed", v, "-t", "nat", "-F", "PROXIMA-SERVICES"),
 		},
+		Lacks: map[proxytest.Feature]string{proxytest.SourceHash: "iptables chooses at random"},
 	}
 }
 

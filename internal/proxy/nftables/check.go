@@ -103,6 +103,18 @@ func (f *family) probe(k kernel) error {
 	return nil
 }
 
+// probeHash finds out whether the kernel hashes addresses. One that does not (without
+// CONFIG_NFT_HASH) chooses at random.
+func (f *family) probeHash(k kernel) bool {
+	var b nfnl.Batch
+	table := f.table
+	table.Name += "-check"
+	b.AddTable(table)
+	b.AddChain(table, nfnl.Chain{Name: chainDispatch})
+	b.AddRule(table, chainDispatch, f.rules.slot(rule(""), classKey{slots: hashSlots[0], hash: true}, localSlots, 2))
+	return k.Check(&b) == nil
+}
+
 // probeCgroups finds out whether the kernel tells sockets apart by their cgroup. One that does
 // not (before Linux 5.13, or without CONFIG_NFT_SOCKET) does everything else.
 func (f *family) probeCgroups(k kernel) bool {

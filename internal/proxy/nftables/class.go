@@ -27,6 +27,8 @@ type classKey struct {
 	local           bool
 	slots           int
 	affinitySeconds int
+	// hash: a client's address decides about the slot, not chance.
+	hash bool
 }
 
 // chain is the chain's name, which says everything of the class, so that a
@@ -39,6 +41,9 @@ func (k classKey) chain() string {
 	name := fmt.Sprintf("pick-%s-%s-%d", markNames[k.mark], list, k.slots)
 	if k.affinitySeconds != 0 {
 		name += "-" + strconv.Itoa(k.affinitySeconds) + "s"
+	}
+	if k.hash {
+		name += "-hash"
 	}
 	return name
 }

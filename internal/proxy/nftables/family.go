@@ -27,6 +27,8 @@ type family struct {
 	apart   bool
 	numbers func(mesh string) uint32
 
+	// hashes: the kernel has the expression for a source hash.
+	hashes bool
 	// off: the kernel does not know this family; nothing is written.
 	off      bool
 	hasTable bool

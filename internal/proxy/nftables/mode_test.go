@@ -44,6 +44,14 @@ func full(v6 bool) []proxy.Change {
 			s.Service.AffinityTimeout = 3 * time.Hour
 			s.Service.ExternalIPs = []netip.Addr{ext}
 		}),
+		spec("hashed", proxy.TCP, 80, vip(9), func(s *proxy.PortState) {
+			s.SourceHash = true
+			s.For(vip(9)[0]).Cluster = three
+		}),
+		spec("hashed-sticky", proxy.TCP, 81, vip(9), func(s *proxy.PortState) {
+			s.SourceHash, s.Service.AffinityTimeout = true, time.Hour
+			s.For(vip(9)[0]).Cluster = three
+		}),
 		spec("weighted", proxy.UDP, 53, vip(2), func(s *proxy.PortState) {
 			s.For(vip(2)[0]).Cluster = []proxy.Target{
 				{Addr: three[0].Addr, Weight: 1}, {Addr: three[1].Addr, Weight: 3}, {Addr: three[2].Addr, Weight: 6},
@@ -93,6 +101,7 @@ func TestNftLists(t *testing.T) {
 	for _, want := range []string{
 		"pick-outside-cluster-3-10800s", "update @aff", "@src24", "@src32", "masquerade fully-random",
 		`comment "default/weighted:p"`, "10.96.0.1 . tcp . 80 : ", "table ip6 proxima", "numgen random mod 128",
+		"pick-outside-cluster-1021-hash", "pick-outside-cluster-1021-3600s-hash", "jhash ip6 saddr mod 1021 seed 0x70726f78",
 		"jump meshes", "ip saddr map @mesh-of", "@mesh-vip", "ip daddr @mesh-shared", "jump meshes-closed", "@mesh-reach", "fib daddr type != unicast",
 	} {
 		if !strings.Contains(text, want) {

@@ -89,6 +89,7 @@ func New(opts Options) (*Mode, error) {
 		if f.off {
 			m.log.Warn("the kernel has no nf_tables for this family; its addresses are not served", "family", f.String())
 		}
+		f.hashes = !f.off && f.probeHash(m.k)
 		m.families = append(m.families, f)
 		m.stale = append(m.stale, map[netip.AddrPort]struct{}{})
 	}

@@ -148,7 +148,11 @@ func (w *walk) class(p *port, class uint16) {
 		w.path.List = "local"
 	}
 	w.path.Masquerade = w.path.Masquerade || c.key.mark == markAlways || c.key.mark == markOutside && !w.isWorkload()
-	w.step("chain "+c.key.chain(), "one of %d slots of map ep, service %x", c.key.slots, p.number)
+	how := "one"
+	if c.key.hash {
+		how = "by a hash of the client's address, one"
+	}
+	w.step("chain "+c.key.chain(), "%s of %d slots of map ep, service %x", how, c.key.slots, p.number)
 	if c.key.affinitySeconds > 0 {
 		w.step("map aff", "a client remembered within %d s goes where it went before", c.key.affinitySeconds)
 	}

@@ -179,6 +179,7 @@ func randomChange(r *rand.Rand) proxy.Change {
 		if r.IntN(3) == 0 {
 			s.Service.AffinityTimeout = time.Duration(1+r.IntN(2)) * time.Hour
 		}
+		s.SourceHash, s.Divided = r.IntN(4) == 0, r.IntN(4) == 0
 		if r.IntN(3) == 0 {
 			s.Port.NodePort = uint16(30000 + n)
 		}
@@ -301,8 +302,14 @@ func expectedSlots(now map[proxy.PortName]*proxy.PortState) (n int) {
 				c = &s.IPv6
 			}
 			for _, list := range [][]proxy.Target{c.Cluster, c.Local} {
-				if len(list) > 0 {
-					n += slotCount(list)
+				switch {
+				case len(list) == 0:
+				case s.SourceHash:
+					n += hashSlots[0]
+				case s.Divided:
+					n += slotCount(list, maxSlots)
+				default:
+					n += slotCount(list, minSlots)
 				}
 			}
 		}
@@ -406,7 +413,7 @@ func (t *interpreted) list(service uint16, key, value string) string {
 	case !t.chains[v.Chain]:
 		return "chain without rules: " + v.Chain
 	}
-	parts := strings.Split(v.Chain, "-") // pick-mark-list-n[-affinity]
+	parts := strings.Split(v.Chain, "-") // pick-mark-list-n[-affinity][-hash]
 	var slots, base int
 	_, _ = fmt.Sscan(parts[3], &slots)
 	if parts[2] == "local" {
@@ -421,7 +428,7 @@ func (t *interpreted) list(service uint16, key, value string) string {
 			return fmt.Sprintf("slot %d of %d is missing", i, slots)
 		}
 		seen[readEndpoint(endpoint).String()] = true
-		if len(parts) > 4 {
+		if len(parts) > 4 && strings.HasSuffix(parts[4], "s") {
 			id := t.sets[setEPID][mix(service, 0)+slot]
 			ids := t.sets[setIDCluster]
 			if base > 0 {

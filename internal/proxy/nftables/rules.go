@@ -227,15 +227,27 @@ func (w *writer) pick(k classKey) []*nfnl.Rule {
 		rules = append(rules, w.sticky(k, ids, offset)...)
 	}
 	return append(rules,
-		w.dnat(rule(""), uint32(k.slots), offset),
-		w.dnat(rule("in case the number of slots just changed"), 1, offset),
+		w.dnat(rule(""), k, offset),
+		w.dnat(rule("in case the number of slots just changed"), classKey{slots: 1}, offset),
 		drop(""))
 }
 
-// dnat sends the connection to the endpoint in a random one of n slots.
-func (w *writer) dnat(r *nfnl.Rule, n, offset uint32) *nfnl.Rule {
-	service(r, 0).Meta(unix.NFT_META_L4PROTO, 1).Random(n, offset, 2).Lookup(setEP, 0, 4)
+// dnat sends the connection to the endpoint in one of the slots.
+func (w *writer) dnat(r *nfnl.Rule, k classKey, offset uint32) *nfnl.Rule {
+	w.slot(service(r, 0).Meta(unix.NFT_META_L4PROTO, 1), k, offset, 2).Lookup(setEP, 0, 4)
 	return w.send(r, 4)
+}
+
+// hashSeed is the same on all nodes and after each restart, so that clients stay where they are.
+const hashSeed = 0x70726f78
+
+// slot loads a slot: a random one, or the one of the client's address.
+func (w *writer) slot(r *nfnl.Rule, k classKey, offset uint32, to nfnl.Reg) *nfnl.Rule {
+	if !k.hash {
+		return r.Random(uint32(k.slots), offset, to)
+	}
+	const source = 8
+	return r.Network(w.saddr, w.addrLen, source).Hash(source, w.addrLen, uint32(k.slots), offset, hashSeed, to)
 }
 
 // send counts, clears the carrier and translates to the endpoint at reg. The
@@ -261,7 +273,7 @@ func (w *writer) sticky(k classKey, ids string, offset uint32) []*nfnl.Rule {
 		recall("where was this client sent before?"),
 		w.send(withID(byID(rule("its endpoint is there still"))).Update(setAffinity, 0, 1+w.words, timeout), 10),
 		withID(rule("or is not")).Delete(setAffinity, 0, 1+w.words),
-		service(rule(""), 0).Random(uint32(k.slots), offset, 1).Lookup(setEPID, 0, 8).SetMeta(carrier, 8),
+		w.slot(service(rule(""), 0), k, offset, 1).Lookup(setEPID, 0, 8).SetMeta(carrier, 8),
 		withID(rule("")).Update(setAffinity, 0, 1+w.words, timeout),
 		recall("two first connections agree on one"),
 		w.send(byID(rule("")), 10),

@@ -168,7 +168,7 @@ func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (
 	}
 	choice := f.choice(state)
 	s = served{proto: state.Port.Protocol, nextID: old.nextID, scope: state.Service.Scope}
-	has = slots{assign(had[0], choice.Cluster), assign(had[1], choice.Local)}
+	has = slots{f.assign(had[0], choice.Cluster, state), f.assign(had[1], choice.Local, state)}
 	if s.vips, err = f.vips(state, choice, &s, &has); err != nil || len(s.vips) == 0 {
 		return served{}, slots{}, err
 	}
@@ -189,6 +189,17 @@ func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (
 		}
 	}
 	return s, has, nil
+}
+
+// assign slots to a list, as the port divides its connections.
+func (f *family) assign(had []netip.AddrPort, list []proxy.Target, state *proxy.PortState) []netip.AddrPort {
+	switch {
+	case f.hashes && state.SourceHash:
+		return hashed(had, list)
+	case state.Divided:
+		return assign(had, list, maxSlots)
+	}
+	return assign(had, list, minSlots)
 }
 
 // listed are the addresses of a list; where its slots are just these, they are
@@ -303,7 +314,9 @@ func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, has
 		if m == markOutside {
 			m = f.rules.marksClusterIP()
 		}
-		k := classKey{mark: m, local: local, slots: len(has[0]), affinitySeconds: seconds(state.Service.AffinityTimeout)}
+		k := classKey{
+			mark: m, local: local, slots: len(has[0]), affinitySeconds: seconds(state.Service.AffinityTimeout), hash: f.hashes && state.SourceHash,
+		}
 		if local {
 			k.slots = len(has[1])
 		}

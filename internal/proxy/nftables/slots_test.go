@@ -40,7 +40,7 @@ func TestSlotCount(t *testing.T) {
 		{[]uint32{1, 1_000_000}, 128}, {many(10, 1), 256}, {many(30, 1), 512},
 		{many(100, 1), 1024}, {many(1024, 1), 1024}, {many(1025, 1), 2048}, {many(5000, 5), 5000},
 	} {
-		if got := slotCount(weights(c.weights...)); got != c.want {
+		if got := slotCount(weights(c.weights...), minSlots); got != c.want {
 			t.Errorf("%d endpoints: %d slots, want %d", len(c.weights), got, c.want)
 		}
 	}
@@ -50,8 +50,8 @@ func TestSlotCount(t *testing.T) {
 // the second keeps its slot.
 func TestSlotIsKeptWhenAnEndpointGoes(t *testing.T) {
 	all := weights(1, 1, 1)
-	before := assign(nil, all[:2])
-	after := assign(before, all[1:])
+	before := assign(nil, all[:2], minSlots)
+	after := assign(before, all[1:], minSlots)
 	kept := 0
 	for i := range after {
 		if after[i] == before[i] {
@@ -72,14 +72,14 @@ func TestSlots(t *testing.T) {
 			return all[rapid.IntRange(0, len(all)-1).Draw(t, "from"):]
 		}
 		list, next := draw(), draw()
-		slots := assign(nil, list)
-		again := assign(slots, list)
+		slots := assign(nil, list, minSlots)
+		again := assign(slots, list, minSlots)
 		for i := range slots {
 			if again[i] != slots[i] {
 				t.Fatalf("slot %d changed from %s to %s for nothing", i, slots[i], again[i])
 			}
 		}
-		moved := assign(slots, next)
+		moved := assign(slots, next, minSlots)
 		want, count := quotas(next, len(moved)), map[netip.AddrPort]int{}
 		for _, a := range moved {
 			count[a]++
@@ -120,7 +120,7 @@ func TestSlots(t *testing.T) {
 
 func TestSharesOfTheSpecification(t *testing.T) {
 	list := weights(1, 3, 6)
-	got := quotas(list, slotCount(list))
+	got := quotas(list, slotCount(list, minSlots))
 	for i, want := range []int{13, 38, 77} { // of 128: 12.8, 38.4, 76.8
 		if n := got[list[i].Addr]; n != want {
 			t.Errorf("endpoint %d has %d slots, want %d", i, n, want)
@@ -136,7 +136,7 @@ func TestSharesAreWithinHalfASlot(t *testing.T) {
 		if !slices.ContainsFunc(list, func(x proxy.Target) bool { return x.Weight != list[0].Weight }) {
 			return
 		}
-		slots := slotCount(list)
+		slots := slotCount(list, minSlots)
 		sum := 0.0
 		for _, target := range list {
 			sum += float64(target.Weight)
@@ -152,7 +152,7 @@ func TestSharesAreWithinHalfASlot(t *testing.T) {
 
 func TestNegligibleSharesGetNoSlot(t *testing.T) {
 	list := weights(1, 1_000_000, 1)
-	got := quotas(list, slotCount(list))
+	got := quotas(list, slotCount(list, minSlots))
 	if got[list[0].Addr]+got[list[2].Addr] != 0 || got[list[1].Addr] != 128 {
 		t.Errorf("slots %v", got)
 	}
@@ -172,5 +172,62 @@ func TestCommentsTellPortsApart(t *testing.T) {
 	}
 	if got := comment(svcName("a")); got != "default/a:p" {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestSlotsOfARoute: the share of a small backend is exact to half a slot of 1024.
+func TestSlotsOfARoute(t *testing.T) {
+	list := weights(99, 1)
+	slots := assign(nil, list, maxSlots)
+	n := 0
+	for _, a := range slots {
+		if a == list[1].Addr {
+			n++
+		}
+	}
+	if len(slots) != maxSlots || n != 10 {
+		t.Errorf("%d of %d slots, want 10 of %d", n, len(slots), maxSlots)
+	}
+}
+
+// TestHashedSlots: shares follow weights, all nodes have the same slots, and a change moves little
+// more than it has to.
+func TestHashedSlots(t *testing.T) {
+	list := weights(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+	all := hashed(nil, list)
+	count := func(slots []netip.AddrPort, a netip.AddrPort) (n int) {
+		for _, s := range slots {
+			if s == a {
+				n++
+			}
+		}
+		return n
+	}
+	for _, e := range list {
+		if n := count(all, e.Addr); n < 102 || n > 103 {
+			t.Errorf("%s has %d of %d slots", e.Addr, n, len(all))
+		}
+	}
+	if !slices.Equal(all, hashed(hashed(nil, list[3:]), list)) {
+		t.Error("slots depend on those of before")
+	}
+	fewer := hashed(all, list[1:])
+	moved := 0
+	for i := range all {
+		if all[i] != fewer[i] && all[i] != list[0].Addr {
+			moved++
+		}
+	}
+	if moved > len(all)/10 {
+		t.Errorf("%d of %d slots of others moved when one of ten endpoints went", moved, len(all))
+	}
+	if w := hashed(nil, weights(3, 1)); count(w, list[0].Addr) != 766 || len(w) != 1021 {
+		t.Errorf("3 to 1: %d of %d", count(w, list[0].Addr), len(w))
+	}
+	if n := len(hashed(nil, weights(make([]uint32, 100)...))); n != 4093 {
+		t.Errorf("100 endpoints have %d slots", n)
+	}
+	if n := len(hashed(nil, weights(make([]uint32, 3000)...))); n != 16381 {
+		t.Errorf("3000 endpoints have %d slots", n)
 	}
 }

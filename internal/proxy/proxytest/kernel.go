@@ -33,6 +33,8 @@ const (
 	// SelectiveRefusal: datagrams of some clients of an address are refused, those of others
 	// carried.
 	SelectiveRefusal Feature = "refusal of some clients of an address"
+	// SourceHash: a client's address decides about its endpoint, where a policy says so.
+	SourceHash Feature = "hash of the client's address"
 	// Outside: connections of a closed mesh to what it does not know are refused.
 	Outside Feature = "refusal of what a closed mesh does not know"
 	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).

@@ -60,7 +60,7 @@ func RunKernel(t *testing.T, env KernelEnv) {
 func kernelCases() []kernelCase {
 	var all []kernelCase
 	for _, some := range [][]kernelCase{
-		reachCases, weightCases, byteCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, meshCases, lifeCases,
+		reachCases, weightCases, byteCases, policyCases, sourceCases, fallbackCases, routingCases, changeCases, affinityCases, meshCases, lifeCases,
 	} {
 		all = append(all, some...)
 	}
@@ -273,7 +273,8 @@ func (k *kernel) changes(services []*kernelService) []proxy.Change {
 		svc := s.Service // modes may keep what they get; a case goes on changing its own
 		svc.Ports = append([]proxy.Port(nil), s.Ports...)
 		for _, p := range svc.Ports {
-			state := choose.Slices(&svc, p, s.slices, node)
+			origin := choose.Origin{Service: &svc, Port: p, Slices: s.slices, Routing: s.Routing[p.Name]}
+			state, _ := choose.Port(origin, backendsOf(services, origin.Routing), nil, node, time.Time{})
 			delete(gone, state.Name)
 			if !state.Equal(k.current[state.Name]) {
 				out = append(out, proxy.Change{Name: state.Name, State: state})
@@ -284,6 +285,22 @@ func (k *kernel) changes(services []*kernelService) []proxy.Change {
 	for name := range gone {
 		out = append(out, proxy.Change{Name: name})
 		delete(k.current, name)
+	}
+	return out
+}
+
+// backendsOf a route, among services.
+func backendsOf(services []*kernelService, r *proxy.Routing) []choose.Backend {
+	if r == nil {
+		return nil
+	}
+	var out []choose.Backend
+	for _, b := range r.Backends {
+		for _, s := range services {
+			if s.Name == b.Service {
+				out = append(out, choose.Backend{Origin: choose.Origin{Service: &s.Service, Port: s.Ports[0], Slices: s.slices}, Weight: b.Weight})
+			}
+		}
 	}
 	return out
 }

@@ -1,10 +1,12 @@
 package proxytest
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -140,7 +142,7 @@ func (k *kernel) crowd() {
 		args = append([]string{"-6"}, args...)
 	}
 	k.net.outside.Run("ip", args...)
-	if err := k.net.node.AddRoute(all, netip.MustParseAddr(k.family.outside(0))); err != nil {
+	if err := k.net.node.AddRoute(all, netip.MustParseAddr(k.family.outside(0))); err != nil && !errors.Is(err, syscall.EEXIST) {
 		k.Fatal(err)
 	}
 }

@@ -50,6 +50,11 @@ func (v *view) pools(vip netip.Addr) pools {
 	return v.v6
 }
 
+// mayTry reports whether another endpoint may be tried after these.
+func (v *view) mayTry(tried []netip.AddrPort) bool {
+	return v.state.TCPAttempts == 0 || len(tried) < int(v.state.TCPAttempts)
+}
+
 // serves reports whether an endpoint is in any list.
 func (v *view) serves(addr netip.AddrPort) bool {
 	for _, p := range []*pool{v.v4.cluster, v.v4.local, v.v6.cluster, v.v6.local} {

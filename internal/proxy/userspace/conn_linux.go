@@ -73,7 +73,7 @@ type direction struct {
 // for, or none is left.
 func (c *conn) connect(now time.Time) {
 	p, d := c.port, &c.dial
-	for now.Sub(d.begun) < connectBudget {
+	for now.Sub(d.begun) < connectBudget && d.view.mayTry(d.tried) {
 		to, ok := p.choose(d.view, d.from, d.peer, d.tried, now)
 		if !ok {
 			break
@@ -141,7 +141,10 @@ func (c *conn) answer() error {
 // await waits for the endpoint's answer.
 func (c *conn) await(now time.Time) {
 	timeout, list := c.loop.mode.opts.ConnectTimeout, &c.loop.soon
-	if len(c.dial.tried)+1 >= len(c.dial.from.targets) {
+	switch own := c.dial.view.state.ConnectTimeout; {
+	case own > 0:
+		timeout, list = own, &c.loop.own
+	case len(c.dial.tried)+1 >= len(c.dial.from.targets):
 		timeout, list = 5*timeout, &c.loop.late
 	}
 	c.deadline = now.Add(timeout)

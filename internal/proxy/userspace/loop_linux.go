@@ -43,7 +43,7 @@ type loop struct {
 	free  []*conn
 	again []turn // directions that used up their burst
 	// Attempts to connect, by their two timeouts; each list is sorted by deadline.
-	soon, late attempts
+	soon, late, own attempts
 
 	buf   []byte // what is being copied; nothing stays in it
 	pipes []*pipe
@@ -172,7 +172,7 @@ func (l *loop) timeout() int {
 		return 0
 	}
 	var next time.Time
-	for _, t := range []time.Time{l.soon.deadline(), l.late.deadline(), l.resume} {
+	for _, t := range []time.Time{l.soon.deadline(), l.late.deadline(), l.own.deadline(), l.resume} {
 		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 			next = t
 		}
@@ -184,11 +184,11 @@ func (l *loop) timeout() int {
 }
 
 func (l *loop) expire() {
-	if l.soon.first == nil && l.late.first == nil && l.resume.IsZero() {
+	if l.soon.first == nil && l.late.first == nil && l.own.first == nil && l.resume.IsZero() {
 		return
 	}
 	now := time.Now()
-	for _, a := range []*attempts{&l.soon, &l.late} {
+	for _, a := range []*attempts{&l.soon, &l.late, &l.own} {
 		for c := a.first; c != nil && !now.Before(c.deadline); c = a.first {
 			c.attemptFailed(unix.ETIMEDOUT)
 		}
@@ -331,14 +331,24 @@ func (a *attempts) deadline() time.Time {
 	return a.first.deadline
 }
 
+// add a connection whose deadline is set. It is looked for its place from the end: among equal
+// timeouts that is the last one.
 func (a *attempts) add(c *conn) {
-	c.waits, c.before = a, a.last
-	if a.last == nil {
-		a.first = c
-	} else {
-		a.last.after = c
+	at := a.last
+	for at != nil && at.deadline.After(c.deadline) {
+		at = at.before
 	}
-	a.last = c
+	c.waits, c.before = a, at
+	if at == nil {
+		c.after, a.first = a.first, c
+	} else {
+		c.after, at.after = at.after, c
+	}
+	if c.after == nil {
+		a.last = c
+	} else {
+		c.after.before = c
+	}
 }
 
 func (a *attempts) remove(c *conn) {

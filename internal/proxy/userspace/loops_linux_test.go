@@ -60,6 +60,43 @@ func TestMuteEndpointIsGivenUp(t *testing.T) {
 	}
 }
 
+// TestPolicyOfConnecting: a policy's timeout and number of attempts count, not the mode's own.
+func TestPolicyOfConnecting(t *testing.T) {
+	first, second, third := mute(t), mute(t), mute(t)
+	for name, options := range map[string]userspace.Options{"loop": {}, "portable": userspace.Portable(userspace.Options{})} {
+		t.Run(name, func(t *testing.T) {
+			options.ConnectTimeout = time.Minute
+			m := newMode(t, options)
+			defer closeNow(t, m)
+			slow, quick := netip.MustParseAddrPort("127.96.250.14:8080"), netip.MustParseAddrPort("127.96.250.15:8080")
+			a, b := change("a", slow, first), change("b", quick, first, second, third)
+			b.State.ConnectTimeout, b.State.TCPAttempts = 50*time.Millisecond, 2
+			if err := m.Apply(t.Context(), []proxy.Change{a, b}); err != nil {
+				t.Fatal(err)
+			}
+			waiting, err := net.Dial("tcp", slow.String()) // for a minute: others do not wait behind it
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = waiting.Close() }()
+			c, err := net.Dial("tcp", quick.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the connection ends by %v, want a reset", err)
+			}
+			for name, n := range m.Counts() {
+				if name.Name == "b" && (n.Retries != 1 || n.Failures != 1) {
+					t.Errorf("%+v, want 1 retry and 1 failure", n)
+				}
+			}
+		})
+	}
+}
+
 // TestCloseWhileConnecting: what still looks for an endpoint is reset with Close.
 func TestCloseWhileConnecting(t *testing.T) {
 	m := newMode(t, userspace.Options{ConnectTimeout: time.Minute})

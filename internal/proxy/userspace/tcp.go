@@ -126,7 +126,7 @@ func (p *servicePort) connect(v *view, from *pool, client netip.Addr) (*net.TCPC
 	begin := time.Now()
 	var tried []netip.AddrPort
 	var errs []error
-	for now := begin; now.Sub(begin) < connectBudget; now = time.Now() {
+	for now := begin; now.Sub(begin) < connectBudget && v.mayTry(tried); now = time.Now() {
 		to, ok := p.choose(v, from, client, tried, now)
 		if !ok {
 			break
@@ -135,7 +135,9 @@ func (p *servicePort) connect(v *view, from *pool, client netip.Addr) (*net.TCPC
 			p.counters.retries.Add(1)
 		}
 		timeout := m.opts.ConnectTimeout
-		if len(tried)+1 >= len(from.targets) {
+		if own := v.state.ConnectTimeout; own > 0 {
+			timeout = own
+		} else if len(tried)+1 >= len(from.targets) {
 			timeout *= 5
 		}
 		var c *net.TCPConn
@@ -161,7 +163,7 @@ func (p *servicePort) connect(v *view, from *pool, client netip.Addr) (*net.TCPC
 }
 
 // choose picks the endpoint for a client's next attempt: on the first one, with
-// affinity, the endpoint it is bound to.
+// affinity, the endpoint it is bound to, and with a source hash that of its address.
 func (p *servicePort) choose(v *view, from *pool, client netip.Addr, tried []netip.AddrPort, now time.Time) (netip.AddrPort, bool) {
 	if timeout := v.state.Service.AffinityTimeout; timeout > 0 && len(tried) == 0 {
 		t, bound := p.affinity.get(client, from, timeout, now)
@@ -169,6 +171,11 @@ func (p *servicePort) choose(v *view, from *pool, client netip.Addr, tried []net
 			t = home(client, from)
 		}
 		if p.mode.penalties.admit(t.Addr, now) {
+			return t.Addr, true
+		}
+	}
+	if v.state.SourceHash && v.state.Service.AffinityTimeout == 0 && len(tried) == 0 {
+		if t := home(client, from); p.mode.penalties.admit(t.Addr, now) {
 			return t.Addr, true
 		}
 	}
