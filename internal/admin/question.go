@@ -99,32 +99,11 @@ func explainService(c Config, q url.Values) (any, error) {
 		return nil, &badQuery{fmt.Errorf(
 			"service %s has no virtual IP that an agent serves: it is headless, an external name, or another proxy's", key)}
 	}
-	var slices []*proxy.Slice
-	plan, planned := trafficplan.Of(snapshot, key), false
-	own := map[netip.AddrPort]uint32{}
-	for _, object := range snapshot.SlicesOf(key) {
-		weights := plan.Own(object)
-		for i, w := range weights {
-			for _, text := range object.Endpoints[i].Addresses {
-				addr, err := netip.ParseAddr(text)
-				for _, p := range object.Ports {
-					if err == nil && p.Port != nil {
-						own[netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port))] = w
-					}
-				}
-			}
-		}
-		slice, ok := kube.SliceOf(object)
-		if shares := plan.Weights(from.Zone, object); shares != nil {
-			slice, ok = kube.PlannedSliceOf(from.Zone, object, shares)
-			planned, weights = true, nil // they are part of the shares
-		}
-		if ok {
-			kube.SetWeights(slice, object, weights, readySince(snapshot, object, svc))
-			kube.SetMachines(slice, object, view.MachinesOf(snapshot))
-			slices = append(slices, slice)
-		}
-	}
+	routings := view.Routings{Site: locality.Site(c.Site)}
+	routings.Apply(&catalog.Delta{After: snapshot})
+	svc.Routing = routings.Of(key, service)
+	plan := trafficplan.Of(snapshot, key)
+	slices, own, planned := slicesFrom(snapshot, key, svc, from.Zone)
 	remote, err := sites.Look(snapshot, c.Site, svc.Name)
 	if err != nil {
 		return nil, err
@@ -134,7 +113,7 @@ func explainService(c Config, q url.Values) (any, error) {
 	}
 	now := time.Now()
 	warmed, _ := choose.Warm(svc, slices, now)
-	e := diag.ExplainService(svc, warmed, from, remote)
+	e := diag.ExplainService(svc, warmed, from, remote, func(of choose.Origin) []choose.Backend { return backendsOf(snapshot, of, from.Zone) })
 	e.Weigh(svc, slices, own, now)
 	e.Drains(func(name string) string {
 		node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
@@ -163,6 +142,58 @@ func explainService(c Config, q url.Values) (any, error) {
 		e.Plan(report, planned)
 	}
 	return e, nil
+}
+
+// slicesFrom a zone's view of a Service; own are weights of endpoints of their own. planned: a plan counts.
+func slicesFrom(snapshot *catalog.Snapshot, key resource.Key, svc *proxy.Service, zone locality.Zone) (slices []*proxy.Slice, own map[netip.AddrPort]uint32, planned bool) {
+	plan := trafficplan.Of(snapshot, key)
+	own = map[netip.AddrPort]uint32{}
+	for _, object := range snapshot.SlicesOf(key) {
+		weights := plan.Own(object)
+		for i, w := range weights {
+			for _, text := range object.Endpoints[i].Addresses {
+				addr, err := netip.ParseAddr(text)
+				for _, p := range object.Ports {
+					if err == nil && p.Port != nil {
+						own[netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port))] = w
+					}
+				}
+			}
+		}
+		slice, ok := kube.SliceOf(object)
+		if shares := plan.Weights(zone, object); shares != nil {
+			slice, ok = kube.PlannedSliceOf(zone, object, shares)
+			planned, weights = true, nil // they are part of the shares
+		}
+		if ok {
+			kube.SetWeights(slice, object, weights, readySince(snapshot, object, svc))
+			kube.SetMachines(slice, object, view.MachinesOf(snapshot))
+			slices = append(slices, slice)
+		}
+	}
+	return slices, own, planned
+}
+
+// backendsOf the route of a port, in its order.
+func backendsOf(snapshot *catalog.Snapshot, of choose.Origin, zone locality.Zone) []choose.Backend {
+	var out []choose.Backend
+	for _, b := range of.Routing.Backends {
+		backend := choose.Backend{Weight: b.Weight}
+		backend.Service = &proxy.Service{Name: b.Service}
+		key := resource.Key{Namespace: b.Service.Namespace, Name: b.Service.Name}
+		if object, ok := snapshot.Services.Get(key); ok {
+			if svc, ok := kube.ServiceOf(object); ok {
+				for _, p := range svc.Ports {
+					if p.Port == b.Port && p.Protocol == of.Port.Protocol {
+						all, _, _ := slicesFrom(snapshot, key, svc, zone)
+						backend.Origin = choose.Origin{Service: svc, Port: p, Slices: all}
+					}
+				}
+			}
+		}
+		out = append(out, backend)
+	}
+	return out
 }
 
 // explainMesh adds who may not use a Service, where there is more than one mesh.

@@ -50,6 +50,9 @@ type acknowledgements struct {
 	// runs reports whether another instance does; nil: none.
 	runs func(instance string) bool
 
+	// nodes by the mode of their agents.
+	nodes nodeModes
+
 	// Of follow alone.
 	own      uint64 // the last sequence of reports to the board of this instance
 	sequence uint64 // and of those to the leader
@@ -227,7 +230,7 @@ func (a *acknowledgements) Enforced(source trafficpolicy.Source, targets []traff
 	switch source.Kind {
 	case "WorkloadPolicy", "TrafficPermission", "ProxyPatch":
 	default:
-		e.Missing = []string{"clients without a proxy do not apply it"}
+		e.Missing = notOnNodes(a.nodes.of(tables), obj, source, targets)
 		return e
 	}
 	with, without := 0, []string{}

@@ -185,7 +185,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 			slices = append(slices, slice)
 		}
 	}
-	e := diag.ExplainService(svc, slices, from, nil)
+	e := diag.ExplainService(svc, slices, from, nil, nil)
 	return &e, nil
 }
 
@@ -252,6 +252,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 				return err
 			}
 		}
+		printRouting(out, &p)
 		if err := printElsewhere(out, &p); err != nil {
 			return err
 		}
@@ -260,6 +261,26 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}
 	return nil
+}
+
+// printRouting says which route and policy count for clients without a sidecar.
+func printRouting(out io.Writer, p *diag.Port) {
+	if p.Route != "" {
+		fmt.Fprintf(out, "  without a sidecar TCPRoute %s divides connections:\n", p.Route)
+		for _, b := range p.Backends {
+			name := b.Service
+			if name == "" {
+				name = "a backend that cannot be used"
+			}
+			fmt.Fprintf(out, "    %d to %s, %d endpoints\n", b.Weight, name, b.Endpoints)
+		}
+	}
+	if p.Policy != "" {
+		fmt.Fprintf(out, "  without a sidecar BackendPolicy %s counts\n", p.Policy)
+	}
+	if p.SourceHash {
+		fmt.Fprintln(out, "  a client's address decides about its endpoint, on nodes in mode nftables or userspace")
+	}
 }
 
 // printElsewhere prints the way of a port's connections out of this site.

@@ -53,7 +53,7 @@ func TestElsewhere(t *testing.T) {
 			r.Ports[0].Target = 443
 		}), 1, "through the tunnel", "outside every mesh", "> pay.example:443 or 192.0.2.1:8443", 0},
 	} {
-		p := diag.ExplainService(svc, tc.slices, choose.Node{}, tc.remote).Ports[0]
+		p := diag.ExplainService(svc, tc.slices, choose.Node{}, tc.remote, nil).Ports[0]
 		f, e := p.Families[0], p.Elsewhere
 		if f.Elsewhere != tc.share || f.Outcome != tc.outcome {
 			t.Errorf("%s: %v %q, want %v %q", what, f.Elsewhere, f.Outcome, tc.share, tc.outcome)

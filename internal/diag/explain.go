@@ -131,6 +131,9 @@ const (
 	ZoneHints   Reason = "ZoneHints"
 	NotInPlan   Reason = "NotInPlan"
 	NotChosen   Reason = "NotChosen"
+	// NotRouted: no backend of the route has it. NotPreferred: a policy's locality keeps it out.
+	NotRouted    Reason = "NotRouted"
+	NotPreferred Reason = "NotPreferred"
 	// Unusable: a connection to it would not reach it from this node.
 	Unusable Reason = "Unusable"
 )
@@ -144,6 +147,23 @@ type Port struct {
 	Families []Family `json:"families"`
 	// Elsewhere is the way out of this site; nil: no other site offers the port.
 	Elsewhere *Elsewhere `json:"elsewhere,omitempty"`
+	// Route is the TCPRoute that divides connections of clients without a sidecar among Backends; empty:
+	// none does.
+	Route    string         `json:"route,omitempty"`
+	Backends []RouteBackend `json:"backends,omitempty"`
+	// Policy is a BackendPolicy that counts for clients without a sidecar; empty: none does.
+	Policy string `json:"policy,omitempty"`
+	// SourceHash: a client's address decides about its endpoint, where the node's mode can do that.
+	SourceHash bool `json:"sourceHash,omitempty"`
+}
+
+// RouteBackend is where a route leads.
+type RouteBackend struct {
+	// Service and port; empty: a backend that cannot be used.
+	Service string `json:"service,omitempty"`
+	Weight  uint32 `json:"weight"`
+	// Endpoints that can serve from here.
+	Endpoints int `json:"endpoints"`
 }
 
 // Family is the choice for the addresses of one IP family.
@@ -176,8 +196,9 @@ type Endpoint struct {
 
 // ExplainService reports which endpoints a node would use for connections to the
 // cluster addresses of a Service, and why not the others. remote is what other sites offer
-// under its name; nil: nothing, or it is not known.
-func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node, remote *sites.Remote) Service {
+// under its name; nil: nothing, or it is not known. backends has those of the route of a port, in its
+// order; nil: routes are not known.
+func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node, remote *sites.Remote, backends func(choose.Origin) []choose.Backend) Service {
 	var elsewhere *proxy.Elsewhere
 	if remote != nil {
 		elsewhere = remote.Elsewhere()
@@ -188,8 +209,20 @@ func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node, r
 	}
 	for _, port := range svc.Ports {
 		all := choose.Flatten(port, from)
-		state := choose.WithElsewhere(choose.Slices(svc, port, from, node), elsewhere, tunnels)
 		p := Port{Name: port.Name, Port: port.Port, Protocol: string(port.Protocol)}
+		origin := choose.Origin{Service: svc, Port: port, Slices: from, Elsewhere: elsewhere}
+		var routed []choose.Backend
+		if r := svc.Routing[port.Name]; r != nil && backends != nil {
+			origin.Routing, p.Policy, p.SourceHash = r, r.Policy, r.SourceHash
+			if r.Route != "" {
+				routed = backends(origin)
+			}
+		}
+		p.route(origin.Routing, routed, node)
+		for _, b := range routed {
+			all = append(all, choose.Flatten(b.Port, b.Slices)...)
+		}
+		state, _ := choose.Port(origin, routed, tunnels, node, time.Time{})
 		for _, is4 := range []bool{true, false} {
 			if !slices.ContainsFunc(svc.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 }) {
 				continue
@@ -210,6 +243,26 @@ func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node, r
 		out.Ports = append(out.Ports, p)
 	}
 	return out
+}
+
+// route adds the backends of a port's route.
+func (p *Port) route(r *proxy.Routing, backends []choose.Backend, node choose.Node) {
+	if r == nil || r.Route == "" {
+		return
+	}
+	p.Route = r.Route
+	for i, b := range r.Backends {
+		line := RouteBackend{Weight: b.Weight}
+		if b.Service != (proxy.ServiceName{}) {
+			line.Service = fmt.Sprintf("%s:%d", b.Service, b.Port)
+		}
+		if i < len(backends) && backends[i].Service != nil {
+			own := backends[i].Origin
+			state, _ := choose.Port(own, nil, nil, node, time.Time{})
+			line.Endpoints = max(len(state.IPv4.Cluster)+len(state.IPv4.Local), len(state.IPv6.Cluster)+len(state.IPv6.Local))
+		}
+		p.Backends = append(p.Backends, line)
+	}
 }
 
 func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, all []choose.Endpoint, is4 bool, node choose.Node) Family {
@@ -297,6 +350,10 @@ func unused(svc *proxy.Service, choice *proxy.Choice, e choose.Endpoint, node ch
 		return PolicyLocal, "on another node"
 	case node.Suspects[e.Node] && e.Node != node.Name:
 		return Suspect, "its node is suspect: used last"
+	case choice.Why == proxy.Divided:
+		return NotRouted, "no backend of the route has it, or it is not needed for the backend's share"
+	case choice.Why == proxy.Preferred, choice.Why == proxy.NoEndpoint:
+		return NotPreferred, "the locality of the policy keeps it out"
 	case choice.Why == proxy.NodeHints:
 		return NodeHints, fmt.Sprintf("hinted to nodes %v", e.HintNodes)
 	case choice.Why == proxy.ZoneHints:

@@ -70,7 +70,7 @@ func TestExplainService(t *testing.T) {
 				Ports: []proxy.Port{{Port: 80, Protocol: proxy.TCP}}, InternalLocal: tc.local,
 			}
 			slice := &proxy.Slice{Service: svc.Name, Ports: []proxy.SlicePort{{Port: 8080, Protocol: proxy.TCP}}, Endpoints: tc.endpoints}
-			got := diag.ExplainService(svc, []*proxy.Slice{slice}, choose.Node{Name: "n1", Zone: "a", Suspects: map[string]bool{"dead": true}}, nil).Ports[0].Families
+			got := diag.ExplainService(svc, []*proxy.Slice{slice}, choose.Node{Name: "n1", Zone: "a", Suspects: map[string]bool{"dead": true}}, nil, nil).Ports[0].Families
 			if len(got) != 1 {
 				t.Fatalf("families %v, want IPv4 alone", got)
 			}

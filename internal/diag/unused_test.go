@@ -27,7 +27,7 @@ func TestUnusedEndpointsHaveReasons(t *testing.T) {
 	node := choose.Node{Name: "n1", Machine: "m1", Frontends: fronts}
 	want := map[string]string{"10.96.0.7:80": "virtual IP of service shop/web", "127.0.0.2:80": "loopback address of another machine"}
 
-	e := diag.ExplainService(svc, []*proxy.Slice{slice}, node, nil)
+	e := diag.ExplainService(svc, []*proxy.Slice{slice}, node, nil, nil)
 	for _, endpoint := range e.Ports[0].Families[0].Endpoints {
 		if why := want[endpoint.Address]; (why == "") != (endpoint.Share > 0) || !strings.Contains(endpoint.Why, why) {
 			t.Errorf("explain: %s has a share of %g: %s", endpoint.Address, endpoint.Share, endpoint.Why)

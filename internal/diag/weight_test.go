@@ -28,7 +28,7 @@ func TestWeigh(t *testing.T) {
 	}
 	from := []*proxy.Slice{slice}
 	warmed, _ := choose.Warm(svc, from, now)
-	e := ExplainService(svc, warmed, choose.Node{Name: "n"}, nil)
+	e := ExplainService(svc, warmed, choose.Node{Name: "n"}, nil, nil)
 	e.Weigh(svc, from, own, now)
 	got := e.Ports[0].Families[0].Endpoints
 	want := []string{

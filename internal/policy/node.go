@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"slices"
+
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 
@@ -57,6 +59,66 @@ func (b *Backend) HashesSource() bool {
 		}
 	}
 	return false
+}
+
+// NodeAbility is what a node in some mode does of policies, for clients without a proxy, beside
+// localities and routes, which are up to the choice of endpoints.
+type NodeAbility struct {
+	// SourceHash: it sends a client to the endpoint of its address. Random: endpoints are chosen by
+	// chance; RoundRobin: in turn.
+	SourceHash, Random, RoundRobin bool
+	// Connecting: it connects to endpoints by itself, and has timeouts and further attempts.
+	Connecting bool
+}
+
+// NotOnNodes names the fields that a BackendPolicy sets and that a node does not enforce, by their
+// paths in the spec, sorted.
+func NotOnNodes(spec *mesh.BackendPolicySpec, by NodeAbility) []string {
+	hash := (&Backend{Balancer: balancerOf(spec)}).HashesSource()
+	var out []string
+	for path := range merge(nil, []layer{{fields: fieldsOf(spec)}}).from {
+		enforced := false
+		switch path {
+		case "locality.mode", "locality.failover":
+			enforced = true
+		case "balancer.hash":
+			enforced = hash && by.SourceHash
+		case "balancer.type":
+			switch spec.Balancer.Type {
+			case mesh.BalanceRandom:
+				enforced = by.Random
+			case mesh.BalanceRoundRobin:
+				enforced = by.RoundRobin
+			case mesh.BalanceRingHash, mesh.BalanceMaglev:
+				enforced = hash && by.SourceHash
+			}
+		case "timeout.connect", "retry.tcpAttempts":
+			enforced = by.Connecting
+		}
+		if !enforced {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func balancerOf(spec *mesh.BackendPolicySpec) mesh.BackendBalancer {
+	if spec.Balancer == nil {
+		return mesh.BackendBalancer{}
+	}
+	return *spec.Balancer
+}
+
+// Produces reports whether a policy, or a route, is in the namespace of a backend, or of its Mesh, and so
+// is for clients of which nobody knows the namespace.
+func Produces(of Source, to Ref, targets []mesh.PolicyTargetReference) bool {
+	for _, t := range targets {
+		if t.Kind == "Mesh" {
+			return true
+		}
+	}
+	return of.Key.Namespace == to.Key.Namespace
 }
 
 // ConnectionTables are those of Tables that an index needs to answer Producer.

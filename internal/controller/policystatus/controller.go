@@ -84,7 +84,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if !c.awaitFirst(ctx) {
 		return nil
 	}
-	sub := c.Catalog.Subscribe(policy.Tables()...)
+	sub := c.Catalog.Subscribe(append(policy.Tables(), catalog.Nodes)...)
 	defer sub.Close()
 	failed := false
 	var at *catalog.Snapshot
@@ -96,8 +96,11 @@ func (c *Controller) Run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			c.index.Apply(&delta)
+			first := at == nil
 			at = delta.After
-			failed = !c.sweep(ctx, at)
+			if first || failed || concerns(&delta) {
+				failed = !c.sweep(ctx, at)
+			}
 		case at == nil:
 		case failed:
 			failed = !c.sweep(ctx, at)
@@ -109,6 +112,26 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// concerns reports whether a change may be one for the status of policies. Of nodes that is the mode of
+// their agents.
+func concerns(d *catalog.Delta) bool {
+	for _, c := range d.Nodes {
+		var was, is string
+		if c.Old != nil {
+			was = c.Old.Labels[mesh.LabelProxyMode]
+		}
+		if c.New != nil {
+			is = c.New.Labels[mesh.LabelProxyMode]
+		}
+		if was != is {
+			return true
+		}
+	}
+	return len(d.Namespaces)+len(d.Meshes)+len(d.Services)+len(d.ServiceImports)+len(d.ExternalServices)+len(d.Dataplanes)+len(d.Pods)+
+		len(d.TrafficPermissions)+len(d.BackendPolicies)+len(d.WorkloadPolicies)+len(d.ProxyPatches)+
+		len(d.HTTPRoutes)+len(d.GRPCRoutes)+len(d.TCPRoutes)+len(d.ReferenceGrants) > 0
 }
 
 // next change of the tables. An error that is neither ErrClosed nor that of ctx: something else is to be

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -75,6 +76,8 @@ type entry struct {
 	needs *Requirement
 	// new checks that the mode works here and makes it.
 	new func(ctx context.Context, cfg Config) (Mode, error)
+	// does of policies, for clients without a proxy.
+	does policy.NodeAbility
 	// cleanup removes what an earlier process of this mode left, where that is not
 	// needed by next, the mode that carries traffic now; "": none. What is absent
 	// is no error, and neither is a system on which the mode can't work. Nil: the
@@ -89,16 +92,30 @@ var table = []entry{
 		// Maps of concatenations with ranges, and dynamic sets in maps.
 		needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"nf_tables"}},
 		new:   newNftables, cleanup: cleanNftables,
+		does: policy.NodeAbility{SourceHash: true, Random: true},
 	},
 	{
 		name: iptablesName, why: "no faster mode works here",
 		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		new:   newIptables, cleanup: cleanIptables,
+		does: policy.NodeAbility{Random: true},
 	},
 	{
 		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
 		new: newUserspace, cleanup: cleanUserspace,
+		does: policy.NodeAbility{SourceHash: true, RoundRobin: true, Connecting: true},
 	},
+}
+
+// AbilityOf a mode is what it does of policies for clients without a proxy. ok is false for a mode that
+// is not in the table.
+func AbilityOf(name string) (does policy.NodeAbility, ok bool) {
+	for _, e := range table {
+		if e.name == name {
+			return e.does, true
+		}
+	}
+	return policy.NodeAbility{}, false
 }
 
 // Requirement is what a mode needs of the Linux kernel: a version, and modules (or

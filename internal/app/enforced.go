@@ -1,0 +1,130 @@
+package app
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	trafficpolicy "github.com/proxima-mesh/proxima/internal/policy"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// nodeModes are the nodes by the mode of their agents. The zero value is ready.
+type nodeModes struct {
+	mu       sync.Mutex
+	revision uint64
+	byMode   map[string][]string
+}
+
+// of the nodes in the tables. The result is not to be changed.
+func (n *nodeModes) of(tables *catalog.Snapshot) map[string][]string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.byMode != nil && n.revision == tables.Nodes.Revision() {
+		return n.byMode
+	}
+	n.revision, n.byMode = tables.Nodes.Revision(), map[string][]string{}
+	for key, node := range tables.Nodes.All() {
+		if mode := modeOf(node); mode != "" {
+			n.byMode[mode] = append(n.byMode[mode], key.Name)
+		}
+	}
+	return n.byMode
+}
+
+const clientsWithout = "clients without a proxy do not apply "
+
+// notOnNodes says what of a policy of backends, or of a route, is not applied for clients without a proxy,
+// where their nodes would have to do it.
+func notOnNodes(nodes map[string][]string, obj resource.Object, source trafficpolicy.Source, targets []trafficpolicy.Ref) []string {
+	if len(nodes) == 0 {
+		return []string{clientsWithout + "it"}
+	}
+	switch o := obj.(type) {
+	case *gatewayv1.TCPRoute:
+		return routeNotOnNodes(o, source, targets)
+	case *meshv1alpha1.BackendPolicy:
+		var out []string
+		foreign := slices.ContainsFunc(targets, func(t trafficpolicy.Ref) bool {
+			return !trafficpolicy.Produces(source, t, o.Spec.TargetRefs)
+		})
+		if foreign {
+			out = append(out, clientsWithout+"it to backends of other namespaces")
+		}
+		if slices.ContainsFunc(targets, func(t trafficpolicy.Ref) bool { return t.Kind == "HTTPRoute" }) {
+			out = append(out, clientsWithout+"it to routes of HTTP")
+		}
+		return append(out, fieldsNotOnNodes(&o.Spec, nodes)...)
+	}
+	return []string{clientsWithout + "it"}
+}
+
+// routeNotOnNodes: nodes divide connections among Services of the site.
+func routeNotOnNodes(r *gatewayv1.TCPRoute, source trafficpolicy.Source, parents []trafficpolicy.Ref) []string {
+	for _, parent := range parents {
+		if parent.Key.Namespace != source.Key.Namespace {
+			return []string{clientsWithout + "it: a route of another namespace than its parent's is for clients that a proxy knows"}
+		}
+		for i := range r.Spec.Rules {
+			for j := range r.Spec.Rules[i].BackendRefs {
+				b := &r.Spec.Rules[i].BackendRefs[j]
+				kind := "Service"
+				if b.Kind != nil {
+					kind = string(*b.Kind)
+				}
+				if own := parent.Kind == kind && parent.Key.Name == string(b.Name); kind != "Service" && !own && (b.Weight == nil || *b.Weight > 0) {
+					return []string{fmt.Sprintf("%sit: %s %s is reached by gateways, which takes a proxy", clientsWithout, kind, b.Name)}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// fieldsNotOnNodes: what no node enforces, and then what those in some mode do not.
+func fieldsNotOnNodes(spec *meshv1alpha1.BackendPolicySpec, nodes map[string][]string) []string {
+	missing := map[string][]string{} // modes by field
+	for _, mode := range slices.Sorted(maps.Keys(nodes)) {
+		does, _ := modes.AbilityOf(mode)
+		for _, field := range trafficpolicy.NotOnNodes(spec, does) {
+			missing[field] = append(missing[field], mode)
+		}
+	}
+	byModes := map[string][]string{} // fields by modes
+	for _, field := range slices.Sorted(maps.Keys(missing)) {
+		at := ""
+		if len(missing[field]) < len(nodes) {
+			at = strings.Join(missing[field], ", ")
+		}
+		byModes[at] = append(byModes[at], "spec."+field)
+	}
+	var out []string
+	for _, at := range slices.Sorted(maps.Keys(byModes)) {
+		text := clientsWithout + strings.Join(byModes[at], ", ")
+		if at != "" {
+			var names []string
+			for mode := range strings.SplitSeq(at, ", ") {
+				names = append(names, nodes[mode]...)
+			}
+			text += fmt.Sprintf(" on nodes in mode %s: %s", at, someOf(names))
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// someOf names, and how many more there are.
+func someOf(names []string) string {
+	names = slices.Sorted(slices.Values(names))
+	if len(names) > maxNamedWorkloads {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamedWorkloads], ", "), len(names)-maxNamedWorkloads)
+	}
+	return strings.Join(names, ", ")
+}
