@@ -31,7 +31,7 @@ type Mesh struct {
 	Closed bool
 }
 
-// Workload is a workload of a site, as far as meshes are concerned. Immutable once handed
+// Workload is a workload of a site, as far as meshes and permissions are concerned. Immutable once handed
 // over.
 type Workload struct {
 	Name ServiceName
@@ -39,6 +39,28 @@ type Workload struct {
 	Node string
 	// Addrs at which it is reached, and from which it connects.
 	Addrs []netip.Addr
+	// Sets of clients that it is in, sorted. Permissions name them.
+	Sets []string
+	// Ports to which its node lets only some clients connect.
+	Ports []GuardedPort
+}
+
+// GuardedPort is a port of a workload to which some clients may not connect, by their addresses.
+type GuardedPort struct {
+	Port     uint16
+	Protocol Protocol
+	// Deny comes before Allow.
+	Deny, Allow []Callers
+	// Refuse whom Allow does not describe.
+	Refuse bool
+}
+
+// Callers are clients.
+type Callers struct {
+	// Set that they are in; empty: anybody.
+	Set string
+	// Ranges, one of which has their address; nil: any address.
+	Ranges []netip.Prefix
 }
 
 // SeveralMeshes is the mesh of an address that workloads of several meshes of the node have:

@@ -58,6 +58,9 @@ type BuilderConfig struct {
 	// sites; nil: there is none. When the result changes, the Service has to be in the
 	// replanned argument of Apply. A nil func: there are no plans.
 	Split func(zone locality.Zone, service catalog.Key, port string) *sites.Split
+	// HasSidecar reports whether the permissions of a pod are up to a proxy beside it. A nil func: no pod
+	// has one.
+	HasSidecar func(*corev1.Pod) bool
 	// Site of this control plane, which distinguishes its own exports and gateways from
 	// those of others; empty: locality.Local.
 	Site   locality.Site
@@ -321,7 +324,7 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 	case wire.MeshType:
 		return b.meshes.bodies[c.name]
 	case wire.WorkloadType:
-		if b.meshes.apart {
+		if b.meshes.needed {
 			return b.meshes.workloads[c.name]
 		}
 		return nil

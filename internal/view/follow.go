@@ -21,6 +21,7 @@ func Tables() []catalog.Kind {
 		catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.VirtualIPs,
 		catalog.ExternalServices, catalog.Namespaces, catalog.Pods,
 		catalog.ServiceImports, catalog.BackendPolicies, catalog.TCPRoutes, catalog.ReferenceGrants,
+		catalog.TrafficPermissions,
 	}
 }
 

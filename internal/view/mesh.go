@@ -22,9 +22,11 @@ type meshViews struct {
 	// moves to another.
 	namespaces map[string]string
 	moved      []string
-	// workloads are in the views while apart: there are several meshes, or a closed one.
-	workloads map[string][]byte
-	apart     bool
+	// workloads are in the views while needed: there are several meshes, or a closed one, or nodes see to
+	// permissions.
+	workloads   map[string][]byte
+	needed      bool
+	permissions permissions
 }
 
 func newMeshViews() meshViews {
@@ -65,36 +67,42 @@ func (b *Builder) storeMeshes(d *catalog.Delta) []change {
 			m.closed[c.Key.Name] = true
 		}
 	}
-	apart := len(b.meshes.bodies) > 1 || len(b.meshes.closed) > 0
-	if apart != b.meshes.apart {
-		b.meshes.apart = apart
+	guarded, allGuarded := b.meshes.permissions.store(d)
+	needed := len(b.meshes.bodies) > 1 || len(b.meshes.closed) > 0 || b.meshes.permissions.index != nil
+	if needed != b.meshes.needed {
+		b.meshes.needed = needed
 		for key := range b.meshes.workloads {
 			out = append(out, change{wire.WorkloadType, key})
 		}
 	}
 	moved := b.storeNamespaces(d.Namespaces)
 	note := func(key catalog.Key, w *proxy.Workload) {
-		if name, different := b.storeWorkload(key, w); different && b.meshes.apart {
+		if name, different := b.storeWorkload(key, w); different && b.meshes.needed {
 			out = append(out, change{wire.WorkloadType, name})
 		}
 	}
 	for _, c := range d.Dataplanes {
-		note(c.Key, dataplaneWorkload(c.New, b.meshes.of(c.Key.Namespace)))
+		note(c.Key, b.guardedDataplane(c.Key, c.New))
 	}
 	for _, c := range d.Pods {
-		note(podKey(c.Key), podWorkload(c.New, b.meshes.of(c.Key.Namespace)))
+		note(podKey(c.Key), b.guardedPod(c.Key, c.New))
 	}
-	if len(moved) == 0 {
+	for ref := range guarded { // of pods whose Services changed
+		if p, ok := d.After.Pods.Get(ref.Key); ok && ref.Kind == "Pod" {
+			note(podKey(ref.Key), b.guardedPod(ref.Key, p))
+		}
+	}
+	if len(moved) == 0 && !allGuarded {
 		return out
 	}
 	for key, o := range d.After.Dataplanes.All() {
-		if slices.Contains(moved, key.Namespace) {
-			note(key, dataplaneWorkload(o, b.meshes.of(key.Namespace)))
+		if allGuarded || slices.Contains(moved, key.Namespace) {
+			note(key, b.guardedDataplane(key, o))
 		}
 	}
 	for key, o := range d.After.Pods.All() {
-		if slices.Contains(moved, key.Namespace) {
-			note(podKey(key), podWorkload(o, b.meshes.of(key.Namespace)))
+		if allGuarded || slices.Contains(moved, key.Namespace) {
+			note(podKey(key), b.guardedPod(key, o))
 		}
 	}
 	return out

@@ -874,7 +874,11 @@ type Workload struct {
 	Mesh string `protobuf:"bytes,3,opt,name=mesh,proto3" json:"mesh,omitempty"`
 	Node string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	// 4 or 16 bytes each.
-	Addresses     [][]byte `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses [][]byte `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Sets of clients that it is in, which permissions name.
+	Sets []string `protobuf:"bytes,6,rep,name=sets,proto3" json:"sets,omitempty"`
+	// Who may connect to its ports, where its node has to see to that.
+	Ports         []*GuardedPort `protobuf:"bytes,7,rep,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -944,6 +948,151 @@ func (x *Workload) GetAddresses() [][]byte {
 	return nil
 }
 
+func (x *Workload) GetSets() []string {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *Workload) GetPorts() []*GuardedPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// Who may connect to a port of a workload, by their addresses: deny comes first.
+type GuardedPort struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Port     uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol Protocol               `protobuf:"varint,2,opt,name=protocol,proto3,enum=proxima.node.v1.Protocol" json:"protocol,omitempty"`
+	Deny     []*Callers             `protobuf:"bytes,3,rep,name=deny,proto3" json:"deny,omitempty"`
+	Allow    []*Callers             `protobuf:"bytes,4,rep,name=allow,proto3" json:"allow,omitempty"`
+	// Others than those of allow are refused.
+	Refuse        bool `protobuf:"varint,5,opt,name=refuse,proto3" json:"refuse,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuardedPort) Reset() {
+	*x = GuardedPort{}
+	mi := &file_node_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuardedPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuardedPort) ProtoMessage() {}
+
+func (x *GuardedPort) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuardedPort.ProtoReflect.Descriptor instead.
+func (*GuardedPort) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GuardedPort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *GuardedPort) GetProtocol() Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return Protocol_PROTOCOL_UNSPECIFIED
+}
+
+func (x *GuardedPort) GetDeny() []*Callers {
+	if x != nil {
+		return x.Deny
+	}
+	return nil
+}
+
+func (x *GuardedPort) GetAllow() []*Callers {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *GuardedPort) GetRefuse() bool {
+	if x != nil {
+		return x.Refuse
+	}
+	return false
+}
+
+// Clients that are in the set (empty: all), at an address in one of the ranges (none: any).
+type Callers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Set           string                 `protobuf:"bytes,1,opt,name=set,proto3" json:"set,omitempty"`
+	Ranges        []*Prefix              `protobuf:"bytes,2,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Callers) Reset() {
+	*x = Callers{}
+	mi := &file_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Callers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Callers) ProtoMessage() {}
+
+func (x *Callers) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Callers.ProtoReflect.Descriptor instead.
+func (*Callers) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Callers) GetSet() string {
+	if x != nil {
+		return x.Set
+	}
+	return ""
+}
+
+func (x *Callers) GetRanges() []*Prefix {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
 type SlicePort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -955,7 +1104,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1116,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1129,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SlicePort) GetName() string {
@@ -1032,7 +1181,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1193,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1206,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Endpoint) GetAddress() []byte {
@@ -1157,7 +1306,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1318,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1331,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EndpointSlice) GetNamespace() string {
@@ -1252,7 +1401,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1413,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1426,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Name) GetNamespace() string {
@@ -1338,7 +1487,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1499,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1512,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Target) GetAddress() []byte {
@@ -1412,7 +1561,7 @@ type NameSlice struct {
 
 func (x *NameSlice) Reset() {
 	*x = NameSlice{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1573,7 @@ func (x *NameSlice) String() string {
 func (*NameSlice) ProtoMessage() {}
 
 func (x *NameSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1586,7 @@ func (x *NameSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameSlice.ProtoReflect.Descriptor instead.
 func (*NameSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NameSlice) GetNamespace() string {
@@ -1493,7 +1642,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1505,7 +1654,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1518,7 +1667,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Suspect) GetNode() string {
@@ -1539,7 +1688,7 @@ type Leaving struct {
 
 func (x *Leaving) Reset() {
 	*x = Leaving{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1700,7 @@ func (x *Leaving) String() string {
 func (*Leaving) ProtoMessage() {}
 
 func (x *Leaving) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1713,7 @@ func (x *Leaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leaving.ProtoReflect.Descriptor instead.
 func (*Leaving) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Leaving) GetNode() string {
@@ -1601,7 +1750,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1762,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1775,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Remote) GetNamespace() string {
@@ -1711,7 +1860,7 @@ type External struct {
 
 func (x *External) Reset() {
 	*x = External{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1872,7 @@ func (x *External) String() string {
 func (*External) ProtoMessage() {}
 
 func (x *External) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1885,7 @@ func (x *External) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use External.ProtoReflect.Descriptor instead.
 func (*External) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *External) GetPlaces() []*Place {
@@ -1769,7 +1918,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1930,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1943,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Place) GetHost() string {
@@ -1851,7 +2000,7 @@ type ExternalTLS struct {
 
 func (x *ExternalTLS) Reset() {
 	*x = ExternalTLS{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +2012,7 @@ func (x *ExternalTLS) String() string {
 func (*ExternalTLS) ProtoMessage() {}
 
 func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +2025,7 @@ func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
 func (*ExternalTLS) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExternalTLS) GetServerName() string {
@@ -1960,7 +2109,7 @@ type NameMatch struct {
 
 func (x *NameMatch) Reset() {
 	*x = NameMatch{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2121,7 @@ func (x *NameMatch) String() string {
 func (*NameMatch) ProtoMessage() {}
 
 func (x *NameMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2134,7 @@ func (x *NameMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
 func (*NameMatch) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NameMatch) GetValue() string {
@@ -2020,7 +2169,7 @@ type RemotePort struct {
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2181,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2194,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemotePort) GetName() string {
@@ -2096,7 +2245,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2257,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2270,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Split) GetHere() uint32 {
@@ -2148,7 +2297,7 @@ type SitePart struct {
 
 func (x *SitePart) Reset() {
 	*x = SitePart{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2309,7 @@ func (x *SitePart) String() string {
 func (*SitePart) ProtoMessage() {}
 
 func (x *SitePart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2322,7 @@ func (x *SitePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
 func (*SitePart) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SitePart) GetSite() string {
@@ -2204,7 +2353,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2365,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2378,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -2274,7 +2423,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2435,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2448,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{27}
+	return file_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Gateway) GetName() string {
@@ -2344,7 +2493,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2505,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2518,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{28}
+	return file_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -2444,7 +2593,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2605,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2618,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{29}
+	return file_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -2520,7 +2669,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[30]
+	mi := &file_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2681,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[30]
+	mi := &file_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2694,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{30}
+	return file_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -2603,7 +2752,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[31]
+	mi := &file_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2764,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[31]
+	mi := &file_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2777,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{31}
+	return file_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *State) GetNode() string {
@@ -2664,7 +2813,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[32]
+	mi := &file_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2825,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[32]
+	mi := &file_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2838,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{32}
+	return file_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -2724,7 +2873,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[33]
+	mi := &file_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2885,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[33]
+	mi := &file_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2898,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{33}
+	return file_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2843,13 +2992,24 @@ const file_node_proto_rawDesc = "" +
 	"\bexported\x18\x02 \x03(\tR\bexported\"2\n" +
 	"\x04Mesh\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06closed\x18\x02 \x01(\bR\x06closed\"\x82\x01\n" +
+	"\x06closed\x18\x02 \x01(\bR\x06closed\"\xca\x01\n" +
 	"\bWorkload\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1c\n" +
-	"\taddresses\x18\x05 \x03(\fR\taddresses\"j\n" +
+	"\taddresses\x18\x05 \x03(\fR\taddresses\x12\x12\n" +
+	"\x04sets\x18\x06 \x03(\tR\x04sets\x122\n" +
+	"\x05ports\x18\a \x03(\v2\x1c.proxima.node.v1.GuardedPortR\x05ports\"\xce\x01\n" +
+	"\vGuardedPort\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x125\n" +
+	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12,\n" +
+	"\x04deny\x18\x03 \x03(\v2\x18.proxima.node.v1.CallersR\x04deny\x12.\n" +
+	"\x05allow\x18\x04 \x03(\v2\x18.proxima.node.v1.CallersR\x05allow\x12\x16\n" +
+	"\x06refuse\x18\x05 \x01(\bR\x06refuse\"L\n" +
+	"\aCallers\x12\x10\n" +
+	"\x03set\x18\x01 \x01(\tR\x03set\x12/\n" +
+	"\x06ranges\x18\x02 \x03(\v2\x17.proxima.node.v1.PrefixR\x06ranges\"j\n" +
 	"\tSlicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
@@ -3018,7 +3178,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),                // 0: proxima.node.v1.Protocol
 	(LocalityPreference_Mode)(0), // 1: proxima.node.v1.LocalityPreference.Mode
@@ -3033,30 +3193,32 @@ var file_node_proto_goTypes = []any{
 	(*Scope)(nil),                // 10: proxima.node.v1.Scope
 	(*Mesh)(nil),                 // 11: proxima.node.v1.Mesh
 	(*Workload)(nil),             // 12: proxima.node.v1.Workload
-	(*SlicePort)(nil),            // 13: proxima.node.v1.SlicePort
-	(*Endpoint)(nil),             // 14: proxima.node.v1.Endpoint
-	(*EndpointSlice)(nil),        // 15: proxima.node.v1.EndpointSlice
-	(*Name)(nil),                 // 16: proxima.node.v1.Name
-	(*Target)(nil),               // 17: proxima.node.v1.Target
-	(*NameSlice)(nil),            // 18: proxima.node.v1.NameSlice
-	(*Suspect)(nil),              // 19: proxima.node.v1.Suspect
-	(*Leaving)(nil),              // 20: proxima.node.v1.Leaving
-	(*Remote)(nil),               // 21: proxima.node.v1.Remote
-	(*External)(nil),             // 22: proxima.node.v1.External
-	(*Place)(nil),                // 23: proxima.node.v1.Place
-	(*ExternalTLS)(nil),          // 24: proxima.node.v1.ExternalTLS
-	(*NameMatch)(nil),            // 25: proxima.node.v1.NameMatch
-	(*RemotePort)(nil),           // 26: proxima.node.v1.RemotePort
-	(*Split)(nil),                // 27: proxima.node.v1.Split
-	(*SitePart)(nil),             // 28: proxima.node.v1.SitePart
-	(*RemoteSite)(nil),           // 29: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),              // 30: proxima.node.v1.Gateway
-	(*Offer)(nil),                // 31: proxima.node.v1.Offer
-	(*OfferedPort)(nil),          // 32: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),            // 33: proxima.node.v1.VirtualIP
-	(*State)(nil),                // 34: proxima.node.v1.State
-	(*TypeState)(nil),            // 35: proxima.node.v1.TypeState
-	(*StoredResource)(nil),       // 36: proxima.node.v1.StoredResource
+	(*GuardedPort)(nil),          // 13: proxima.node.v1.GuardedPort
+	(*Callers)(nil),              // 14: proxima.node.v1.Callers
+	(*SlicePort)(nil),            // 15: proxima.node.v1.SlicePort
+	(*Endpoint)(nil),             // 16: proxima.node.v1.Endpoint
+	(*EndpointSlice)(nil),        // 17: proxima.node.v1.EndpointSlice
+	(*Name)(nil),                 // 18: proxima.node.v1.Name
+	(*Target)(nil),               // 19: proxima.node.v1.Target
+	(*NameSlice)(nil),            // 20: proxima.node.v1.NameSlice
+	(*Suspect)(nil),              // 21: proxima.node.v1.Suspect
+	(*Leaving)(nil),              // 22: proxima.node.v1.Leaving
+	(*Remote)(nil),               // 23: proxima.node.v1.Remote
+	(*External)(nil),             // 24: proxima.node.v1.External
+	(*Place)(nil),                // 25: proxima.node.v1.Place
+	(*ExternalTLS)(nil),          // 26: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),            // 27: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),           // 28: proxima.node.v1.RemotePort
+	(*Split)(nil),                // 29: proxima.node.v1.Split
+	(*SitePart)(nil),             // 30: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),           // 31: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),              // 32: proxima.node.v1.Gateway
+	(*Offer)(nil),                // 33: proxima.node.v1.Offer
+	(*OfferedPort)(nil),          // 34: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),            // 35: proxima.node.v1.VirtualIP
+	(*State)(nil),                // 36: proxima.node.v1.State
+	(*TypeState)(nil),            // 37: proxima.node.v1.TypeState
+	(*StoredResource)(nil),       // 38: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -3069,32 +3231,37 @@ var file_node_proto_depIdxs = []int32{
 	3,  // 7: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
 	4,  // 8: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
 	10, // 9: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
-	0,  // 10: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
-	13, // 11: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
-	14, // 12: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
-	4,  // 13: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
-	10, // 14: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
-	13, // 15: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
-	17, // 16: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	26, // 17: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	29, // 18: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	30, // 19: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	22, // 20: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
-	23, // 21: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
-	24, // 22: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
-	25, // 23: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	27, // 24: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
-	28, // 25: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
-	30, // 26: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	32, // 27: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	22, // 28: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	35, // 29: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	36, // 30: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	13, // 10: proxima.node.v1.Workload.ports:type_name -> proxima.node.v1.GuardedPort
+	0,  // 11: proxima.node.v1.GuardedPort.protocol:type_name -> proxima.node.v1.Protocol
+	14, // 12: proxima.node.v1.GuardedPort.deny:type_name -> proxima.node.v1.Callers
+	14, // 13: proxima.node.v1.GuardedPort.allow:type_name -> proxima.node.v1.Callers
+	3,  // 14: proxima.node.v1.Callers.ranges:type_name -> proxima.node.v1.Prefix
+	0,  // 15: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
+	15, // 16: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
+	16, // 17: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
+	4,  // 18: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
+	10, // 19: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
+	15, // 20: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
+	19, // 21: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
+	28, // 22: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	31, // 23: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	32, // 24: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	24, // 25: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	25, // 26: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	26, // 27: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	27, // 28: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	29, // 29: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	30, // 30: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	32, // 31: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	34, // 32: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	24, // 33: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	37, // 34: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	38, // 35: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -3108,7 +3275,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -69,6 +70,14 @@ func EncodeWorkload(w *proxy.Workload) ([]byte, error) {
 	if w.Mesh != meshv1alpha1.DefaultMesh {
 		m.Mesh = w.Mesh
 	}
+	m.Sets = w.Sets
+	for _, p := range w.Ports {
+		if protocol, ok := protocolNumbers[p.Protocol]; ok {
+			m.Ports = append(m.Ports, &nodev1.GuardedPort{
+				Port: uint32(p.Port), Protocol: protocol, Deny: encodeCallers(p.Deny), Allow: encodeCallers(p.Allow), Refuse: p.Refuse,
+			})
+		}
+	}
 	b, err := marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("marshal workload %s: %w", w.Name, err)
@@ -98,5 +107,69 @@ func DecodeWorkload(name string, body []byte) (*proxy.Workload, error) {
 	if len(w.Addrs) == 0 {
 		return nil, errors.New("no address")
 	}
+	for _, id := range m.GetSets() {
+		if !isSetID(id) {
+			return nil, fmt.Errorf("set %.40q", id)
+		}
+		w.Sets = append(w.Sets, id)
+	}
+	for _, p := range m.GetPorts() {
+		port, err := decodeGuarded(p)
+		if err != nil {
+			return nil, fmt.Errorf("port %d: %w", p.GetPort(), err)
+		}
+		w.Ports = append(w.Ports, port)
+	}
 	return w, nil
+}
+
+func encodeCallers(in []proxy.Callers) []*nodev1.Callers {
+	var out []*nodev1.Callers
+	for _, c := range in {
+		m := &nodev1.Callers{Set: c.Set}
+		for _, p := range c.Ranges {
+			m.Ranges = append(m.Ranges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())}) //nolint:gosec // at most 128
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func decodeGuarded(m *nodev1.GuardedPort) (out proxy.GuardedPort, err error) {
+	out.Refuse = m.GetRefuse()
+	if out.Protocol, err = decodeProtocol(m.GetProtocol()); err != nil {
+		return out, err
+	}
+	if out.Port, err = decodePort(m.GetPort(), false); err != nil {
+		return out, err
+	}
+	if out.Deny, err = decodeCallers(m.GetDeny()); err != nil {
+		return out, err
+	}
+	out.Allow, err = decodeCallers(m.GetAllow())
+	return out, err
+}
+
+func decodeCallers(in []*nodev1.Callers) ([]proxy.Callers, error) {
+	var out []proxy.Callers
+	for _, m := range in {
+		c := proxy.Callers{Set: m.GetSet()}
+		if c.Set != "" && !isSetID(c.Set) {
+			return nil, fmt.Errorf("set %.40q", c.Set)
+		}
+		for _, r := range m.GetRanges() {
+			p, err := decodePrefix(r)
+			if err != nil {
+				return nil, err
+			}
+			c.Ranges = append(c.Ranges, p)
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// isSetID reports whether a text can name a set in a kernel: up to 32 hexadecimal digits.
+func isSetID(id string) bool {
+	return id != "" && len(id) <= 32 && strings.Trim(id, "0123456789abcdef") == ""
 }
