@@ -208,6 +208,7 @@ var layers = map[string]layer{
 	"internal/proxy/account":            adapter,
 	"internal/proxy/iptables":           adapter,
 	"internal/proxy/nftables":           adapter,
+	"internal/proxy/permit":             adapter,
 	"internal/proxy/proxytest":          adapter,
 	"internal/proxy/userspace":          adapter,
 	"internal/sidecar/logsink":          adapter,
@@ -284,6 +285,7 @@ var siblings = map[string][]string{
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
+	"internal/proxy/permit":        {"internal/kernel/nfnl"},
 	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
 	"internal/node/podproxy":       {"internal/sidecar/redirect"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.

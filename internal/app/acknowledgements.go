@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -233,13 +232,13 @@ func (a *acknowledgements) Enforced(source trafficpolicy.Source, targets []traff
 		e.Missing = notOnNodes(a.nodes.of(tables), obj, source, targets)
 		return e
 	}
-	with, without := 0, []string{}
+	with, without := 0, []trafficpolicy.Ref{}
 	var away []string
 	for _, ref := range targets {
 		has, connected := proxyOf(tables, ref)
 		switch {
 		case !has:
-			without = append(without, ref.Key.String())
+			without = append(without, ref)
 			continue
 		case !connected:
 			away = append(away, ref.Key.String()+": its proxy is not connected")
@@ -250,10 +249,7 @@ func (a *acknowledgements) Enforced(source trafficpolicy.Source, targets []traff
 		e.Selected = with
 		e.Behind = append(e.Behind, away...)
 	}
-	if len(without) > 0 {
-		first := without[:min(len(without), maxNamedWorkloads)]
-		e.Missing = []string{fmt.Sprintf("%d of %d workloads have no proxy, and do not enforce it: %v", len(without), len(targets), first)}
-	}
+	e.Missing = workloadsWithout(tables, obj, without, len(targets))
 	return e
 }
 

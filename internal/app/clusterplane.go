@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	typedauthentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -26,6 +27,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/kubeclient/lease"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/inject"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/metered"
@@ -205,6 +207,7 @@ func (p *clusterPlane) newParts() (err error) {
 	i.builder = view.NewBuilder(view.BuilderConfig{
 		Site: p.cfg.site(), Run: p.run, Weights: i.weights.Weights, Split: i.weights.Split,
 		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: p.log.With("component", "views"),
+		HasSidecar: func(pod *corev1.Pod) bool { s, err := inject.SidecarOf(pod); return s != nil && err == nil },
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: p.log.With("component", "views")})
 	i.newMonitor(p.storage.metrics)

@@ -128,3 +128,53 @@ func someOf(names []string) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// workloadsWithout a proxy, of all that a policy is for, that do not enforce it. Of TrafficPermissions by
+// address their nodes see to it.
+func workloadsWithout(tables *catalog.Snapshot, obj resource.Object, without []trafficpolicy.Ref, all int) []string {
+	if len(without) == 0 {
+		return nil
+	}
+	permission, ok := obj.(*meshv1alpha1.TrafficPermission)
+	why := ""
+	if ok {
+		why = trafficpolicy.NotByAddress(&permission.Spec)
+	}
+	switch {
+	case !ok:
+		return []string{fmt.Sprintf("%d of %d workloads have no proxy, and do not enforce it: %s", len(without), all, namesOf(without))}
+	case permission.Spec.Shadow:
+		return []string{fmt.Sprintf("%d of %d workloads have no proxy that counts: %s", len(without), all, namesOf(without))}
+	case why != "":
+		return []string{fmt.Sprintf("%d of %d workloads have no proxy, and their nodes know clients by namespace, labels and addresses alone, not by %s: %s",
+			len(without), all, why, namesOf(without))}
+	}
+	away := slices.DeleteFunc(slices.Clone(without), func(ref trafficpolicy.Ref) bool { return nodeSeesTo(tables, ref) })
+	if len(away) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%d of %d workloads have no proxy, nor an agent in a kernel mode on their node: %s", len(away), all, namesOf(away))}
+}
+
+// nodeSeesTo reports whether the node of a workload sees to permissions by address.
+func nodeSeesTo(tables *catalog.Snapshot, ref trafficpolicy.Ref) bool {
+	name := ""
+	if ref.Kind == "Pod" {
+		if pod, ok := tables.Pods.Get(ref.Key); ok && !pod.Spec.HostNetwork {
+			name = pod.Spec.NodeName
+		}
+	} else if d, ok := tables.Dataplanes.Get(ref.Key); ok {
+		name = d.Spec.NodeName
+	}
+	node, _ := tables.Nodes.Get(resource.Key{Name: name})
+	does, _ := modes.AbilityOf(modeOf(node))
+	return does.Addresses
+}
+
+func namesOf(refs []trafficpolicy.Ref) string {
+	var names []string
+	for _, r := range refs {
+		names = append(names, r.Key.String())
+	}
+	return someOf(names)
+}

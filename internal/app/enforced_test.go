@@ -7,6 +7,7 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	trafficpolicy "github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -64,6 +65,36 @@ func TestNotOnNodes(t *testing.T) {
 	} {
 		of := trafficpolicy.Source{Key: resource.Key{Namespace: tc.namespace, Name: "p"}}
 		if got := notOnNodes(tc.nodes, tc.object, of, web); !slices.Equal(got, tc.want) {
+			t.Errorf("%s:\n got %q\nwant %q", name, got, tc.want)
+		}
+	}
+}
+
+// TestWorkloadsWithout: a permission by address is enforced by nodes in a kernel mode; what else it names is said.
+func TestWorkloadsWithout(t *testing.T) {
+	at := func(name string) trafficpolicy.Ref {
+		return trafficpolicy.Ref{Kind: "Dataplane", Key: resource.Key{Namespace: "shop", Name: name}}
+	}
+	permission := func(s meshv1alpha1.PolicySource) *meshv1alpha1.TrafficPermission {
+		return &meshv1alpha1.TrafficPermission{Spec: meshv1alpha1.TrafficPermissionSpec{Allow: []meshv1alpha1.PermissionRule{{From: []meshv1alpha1.PolicySource{s}}}}}
+	}
+	for name, tc := range map[string]struct {
+		object  resource.Object
+		without []trafficpolicy.Ref
+		want    []string
+	}{
+		"all have proxies": {permission(meshv1alpha1.PolicySource{ServiceAccounts: []string{"shop/x"}}), nil, nil},
+		"by account": {permission(meshv1alpha1.PolicySource{ServiceAccounts: []string{"shop/x"}}), []trafficpolicy.Ref{at("web")}, []string{
+			"1 of 3 workloads have no proxy, and their nodes know clients by namespace, labels and addresses alone, not by spec.allow[0].from[0].serviceAccounts: shop/web",
+		}},
+		"by namespace, on a node that is not known": {permission(meshv1alpha1.PolicySource{Namespaces: []string{"front"}}), []trafficpolicy.Ref{at("web")}, []string{
+			"1 of 3 workloads have no proxy, nor an agent in a kernel mode on their node: shop/web",
+		}},
+		"a WorkloadPolicy": {&meshv1alpha1.WorkloadPolicy{}, []trafficpolicy.Ref{at("web"), at("api")}, []string{
+			"2 of 3 workloads have no proxy, and do not enforce it: shop/api, shop/web",
+		}},
+	} {
+		if got := workloadsWithout(&catalog.Snapshot{}, tc.object, tc.without, 3); !slices.Equal(got, tc.want) {
 			t.Errorf("%s:\n got %q\nwant %q", name, got, tc.want)
 		}
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/witness"
 )
@@ -168,6 +169,8 @@ type agent struct {
 	credentials *credential.Keeper
 	// isolation keeps meshes apart on this node; nil: as identity, or this is a gateway.
 	isolation *isolation.Keeper
+	// permissions of workloads without a sidecar; nil: the mode or the kernel cannot, or this is a gateway.
+	permissions *permit.Keeper
 	// cgroups of workloads; nil: there are none here.
 	cgroups  *cgroups.Table
 	gateway  *gateway // nil: the agent is none
@@ -249,7 +252,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "mode", Run: a.closeMode},
 		},
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
-		a.isolationComponents(), a.cgroupComponents(), a.unanswered.components(),
+		a.isolationComponents(), a.permissionComponents(), a.cgroupComponents(), a.unanswered.components(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	)
 	return append(all, a.gateway.envoyComponents()...), nil

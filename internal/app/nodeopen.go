@@ -80,6 +80,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	}
 	a.openConntrack()
 	a.openIsolation()
+	a.openPermissions()
 	a.accounting, a.unanswered = a.newAccounting(), a.newUnanswered()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
@@ -144,6 +145,7 @@ func (a *agent) apply(u node.Update) {
 	a.tunnel.apply(u)
 	a.gateway.apply(u)
 	a.isolate(u)
+	a.permit(u)
 	a.learnLeaving(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)

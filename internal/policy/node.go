@@ -69,6 +69,8 @@ type NodeAbility struct {
 	SourceHash, Random, RoundRobin bool
 	// Connecting: it connects to endpoints by itself, and has timeouts and further attempts.
 	Connecting bool
+	// Addresses: clients keep their addresses, and it sees to permissions by address.
+	Addresses bool
 }
 
 // NotOnNodes names the fields that a BackendPolicy sets and that a node does not enforce, by their

@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 )
 
 // Auto is the mode name that selects the first mode of the table that works.
@@ -92,13 +93,13 @@ var table = []entry{
 		// Maps of concatenations with ranges, and dynamic sets in maps.
 		needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"nf_tables"}},
 		new:   newNftables, cleanup: cleanNftables,
-		does: policy.NodeAbility{SourceHash: true, Random: true},
+		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true},
 	},
 	{
 		name: iptablesName, why: "no faster mode works here",
 		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		new:   newIptables, cleanup: cleanIptables,
-		does: policy.NodeAbility{Random: true},
+		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
 		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
@@ -195,6 +196,9 @@ func Cleanup(ctx context.Context, next string) error {
 		if e.cleanup != nil {
 			errs = append(errs, e.cleanup(ctx, next))
 		}
+	}
+	if does, _ := AbilityOf(next); !does.Addresses {
+		errs = append(errs, permit.Cleanup(ctx))
 	}
 	return errors.Join(errs...)
 }
