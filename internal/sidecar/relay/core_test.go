@@ -514,9 +514,9 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, data []byte) { _ = NewCore().Decode(data, "n", time.Time{}) })
 }
 
-// TestOwn: what the supervisor itself follows is asked for, answered and on disk as what is for Envoy. Its
+// TestOwnSession: what the supervisor itself follows is asked for, answered and on disk as what is for Envoy. Its
 // session is no Envoy: without one, names that Envoys have asked for do not expire.
-func TestOwn(t *testing.T) {
+func TestOwnSession(t *testing.T) {
 	r := newRig(t)
 	own := r.core.OpenOwn()
 	follow := func() {

@@ -72,7 +72,7 @@ func (b *Builder) unuseNames(meshName string) {
 func (b *Builder) useName(meshName string, n *meshNames, key catalog.Key) {
 	ref := delta.Ref{Type: wire.Names, Name: key.String()}
 	if n.layer.units[ref] == nil {
-		b.use(n.layer, ref, unit{service: key, make: func() *made { return b.makeName(meshName, key) }})
+		b.use(n.layer, ref, func() unit { return unit{service: key, make: func() *made { return b.makeName(meshName, key) }} })
 	}
 }
 
