@@ -51,6 +51,8 @@ type ControlPlaneConfig struct {
 	// asked for it, so it is an error if it cannot be served.
 	XDSPort       int
 	XDSPortChosen bool
+	// Registries whose protocols are served.
+	Registries RegistriesConfig
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
 	// OneAddressPool and OneNodePortPool: see apiserver.Config.

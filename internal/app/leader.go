@@ -83,6 +83,7 @@ func (c *controllers) components() []component {
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
 		{Name: "service tag controller", Scope: leader, Run: c.runTagged},
+		{Name: "registered services", Scope: leader, Run: c.runRegistered},
 		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
 		{Name: "external service controller", Scope: leader, Run: c.runExternals},
 		{Name: "load balancer controller", Scope: leader, Run: c.runLoadBalancers},

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -19,7 +20,7 @@ const ClusterDomain = "cluster.local"
 // RunControlPlane runs a control plane, in the role of cfg, until ctx ends, and calls ready
 // once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
-	if err := checkXDS(&cfg); err != nil {
+	if err := errors.Join(checkXDS(&cfg), checkRegistries(&cfg)); err != nil {
 		return err
 	}
 	switch {
@@ -75,6 +76,8 @@ type standalone struct {
 	identities *identities
 	// proxies of workloads; nil: they are not served.
 	proxies *proxies
+	// registries for clients of their protocols; nil: they are not served.
+	registries *registries
 	// insights of proxies and certificates.
 	insights *insights
 	// zone is the connection to global; nil: this is not the control plane of a zone.
@@ -132,6 +135,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		return nil, err
 	}
 	cp.others = newInstances(cfg, cp.started, cp.storage, cp.api, cp.instance, cp.log)
+	if cp.registries, err = newRegistries(cfg, cp.storage, cp.api, cp.instance, cp.others, cp.log); err != nil {
+		return nil, err
+	}
 	if cp.others.ballots != nil {
 		cp.instance.passReports(cp.storage.ca, cp.others.leaderAddress)
 	}
@@ -169,6 +175,7 @@ func (cp *standalone) components() []component {
 		cp.identities.components(),
 		cp.insights.components(),
 		cp.proxies.components(),
+		cp.registries.components(),
 		cp.others.components(),
 		cp.names.components(),
 		cp.leader.components(),
@@ -211,6 +218,7 @@ func (cp *standalone) serving() Serving {
 func (cp *standalone) close() {
 	cp.names.close()
 	cp.proxies.close()
+	cp.registries.close()
 	if cp.identities != nil {
 		cp.identities.link.close()
 	}

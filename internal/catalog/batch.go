@@ -54,13 +54,14 @@ func (b *batch) commit() (*Snapshot, [Kinds]map[Key]struct{}) {
 		different = different || len(keys) > 0
 	}
 	if different {
-		next.Position.Sequence = max(b.base.Position.Sequence+1, next.revision())
+		next.Position.Sequence = max(b.base.Position.Sequence+1, next.Revision())
 	}
 	return &next, changed
 }
 
-// revision is the highest resource version that any table has come to.
-func (s *Snapshot) revision() uint64 {
+// Revision is the highest resource version that any table has come to; 0 where resource versions are
+// not numbers.
+func (s *Snapshot) Revision() uint64 {
 	var highest uint64
 	for _, t := range tables {
 		highest = max(highest, t.revision(s))

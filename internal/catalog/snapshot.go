@@ -47,6 +47,7 @@ const (
 	GRPCRoutes
 	TCPRoutes
 	ReferenceGrants
+	RegistryConfigs
 	Kinds
 )
 
@@ -86,6 +87,9 @@ type Snapshot struct {
 	GRPCRoutes         Table[*gateway.GRPCRoute]
 	TCPRoutes          Table[*gateway.TCPRoute]
 	ReferenceGrants    Table[*gateway.ReferenceGrant]
+
+	// RegistryConfigs are entries of the configuration of registries.
+	RegistryConfigs Table[*meshv1alpha1.RegistryConfig]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -265,6 +269,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: gateway.GroupName, Kind: "ReferenceGrant"},
 		at:    func(s *Snapshot) *Table[*gateway.ReferenceGrant] { return &s.ReferenceGrants },
 		delta: func(d *Delta) *[]Change[*gateway.ReferenceGrant] { return &d.ReferenceGrants },
+	},
+	RegistryConfigs: &tableKind[*meshv1alpha1.RegistryConfig]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "RegistryConfig"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.RegistryConfig] { return &s.RegistryConfigs },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.RegistryConfig] { return &d.RegistryConfigs },
 	},
 }
 

@@ -62,6 +62,8 @@ type Delta struct {
 	GRPCRoutes         []Change[*gateway.GRPCRoute]
 	TCPRoutes          []Change[*gateway.TCPRoute]
 	ReferenceGrants    []Change[*gateway.ReferenceGrant]
+
+	RegistryConfigs []Change[*meshv1alpha1.RegistryConfig]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

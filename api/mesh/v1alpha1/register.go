@@ -39,6 +39,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&DataplaneInsight{}, &DataplaneInsightList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &TrafficPermission{}, &TrafficPermissionList{}, &BackendPolicy{}, &BackendPolicyList{},
 		&WorkloadPolicy{}, &WorkloadPolicyList{}, &ProxyPatch{}, &ProxyPatchList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &RegistryConfig{}, &RegistryConfigList{})
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
 }

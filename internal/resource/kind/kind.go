@@ -64,6 +64,7 @@ func All() []*resource.Descriptor {
 		GRPCRoute,
 		TCPRoute,
 		ReferenceGrant,
+		RegistryConfig,
 	}
 }
 

@@ -1,0 +1,298 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// ConfigKey names an entry of the configuration.
+type ConfigKey struct {
+	// Namespace of Kubernetes.
+	Namespace string
+	Group     string
+	DataID    string
+}
+
+// String is NAMESPACE/GROUP/DATAID.
+func (k ConfigKey) String() string { return k.Namespace + "/" + k.Group + "/" + k.DataID }
+
+// Compare orders entries by namespace, group and name.
+func (k ConfigKey) Compare(other ConfigKey) int {
+	return cmp.Or(cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Group, other.Group), cmp.Compare(k.DataID, other.DataID))
+}
+
+// objectName of an entry that a registry client writes. Users name theirs as they like.
+func (k ConfigKey) objectName() string {
+	sum := sha256.Sum256([]byte(k.Group + "\x00" + k.DataID))
+	return readable(k.DataID) + "-" + hex.EncodeToString(sum[:6])
+}
+
+func keyOfConfig(c *meshv1alpha1.RegistryConfig) ConfigKey {
+	return ConfigKey{c.Namespace, cmp.Or(c.Spec.Group, meshv1alpha1.DefaultRegistryGroup), c.Spec.DataID}
+}
+
+// ErrConflict: the entry is another one than the client compares with.
+var ErrConflict = errors.New("the entry was changed meanwhile")
+
+// Configs has the configuration of registries: RegistryConfig objects, by the names that clients have
+// for them. Make it with NewConfigs. Safe for concurrent use.
+type Configs struct {
+	client  resource.Client
+	catalog *catalog.Catalog
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	snapshot *catalog.Snapshot
+	entries  map[ConfigKey]map[resource.Key]*meshv1alpha1.RegistryConfig
+	// followers by entry; changed is closed when the tables are newer.
+	followers map[ConfigKey]map[*ConfigFollower]struct{}
+	changed   chan struct{}
+}
+
+// NewConfigs makes it; Run fills it.
+func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *Configs {
+	return &Configs{
+		client: client, catalog: c, log: log, snapshot: &catalog.Snapshot{}, entries: map[ConfigKey]map[resource.Key]*meshv1alpha1.RegistryConfig{},
+		followers: map[ConfigKey]map[*ConfigFollower]struct{}{}, changed: make(chan struct{}),
+	}
+}
+
+// Run follows the tables until ctx ends, and returns nil then. It must be called once.
+func (c *Configs) Run(ctx context.Context) error {
+	sub := c.catalog.Subscribe(catalog.RegistryConfigs)
+	defer sub.Close()
+	for {
+		d, err := sub.Next(ctx)
+		switch {
+		case errors.Is(err, catalog.ErrClosed), ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+		c.apply(&d)
+	}
+}
+
+func (c *Configs) apply(d *catalog.Delta) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.snapshot = d.After
+	for _, change := range d.RegistryConfigs {
+		touched := map[ConfigKey]struct{}{}
+		if change.Old != nil {
+			key := keyOfConfig(change.Old)
+			if delete(c.entries[key], change.Key); len(c.entries[key]) == 0 {
+				delete(c.entries, key)
+			}
+			touched[key] = struct{}{}
+		}
+		if change.New != nil {
+			key := keyOfConfig(change.New)
+			if c.entries[key] == nil {
+				c.entries[key] = map[resource.Key]*meshv1alpha1.RegistryConfig{}
+			}
+			c.entries[key][change.Key] = change.New
+			touched[key] = struct{}{}
+		}
+		for key := range touched {
+			for f := range c.followers[key] {
+				f.notify()
+			}
+		}
+	}
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// Get is an entry; nil: there is none. It must not be changed. Where users have made several objects
+// for one entry, the oldest counts.
+func (c *Configs) Get(key ConfigKey) *meshv1alpha1.RegistryConfig {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out *meshv1alpha1.RegistryConfig
+	for _, o := range c.entries[key] {
+		if out == nil || olderConfig(o, out) {
+			out = o
+		}
+	}
+	return out
+}
+
+func olderConfig(a, b *meshv1alpha1.RegistryConfig) bool {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name)) < 0
+}
+
+// List the entries of a namespace that match, in order.
+func (c *Configs) List(namespace string, match func(ConfigKey) bool) []ConfigKey {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []ConfigKey
+	for key := range c.entries {
+		if key.Namespace == namespace && match(key) {
+			out = append(out, key)
+		}
+	}
+	slices.SortFunc(out, ConfigKey.Compare)
+	return out
+}
+
+// MD5 of an entry, by which clients compare; empty: there is none.
+func (c *Configs) MD5(key ConfigKey) string {
+	o := c.Get(key)
+	if o == nil {
+		return ""
+	}
+	return cmp.Or(o.Status.MD5, kind.ContentMD5(o.Spec.Content))
+}
+
+// Put writes an entry: change is called with what there is, which has no content if it is new, and
+// changes it, or refuses. It may be called several times. Put returns when it is durable, and in the
+// tables. Errors: those of change, *ForbiddenError, and those of resource.Client.
+func (c *Configs) Put(ctx context.Context, user User, key ConfigKey, change func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error) error {
+	if !user.May(key.Namespace) {
+		return &ForbiddenError{user.String(), "write in namespace " + key.Namespace}
+	}
+	for range attempts {
+		out, err := c.put(ctx, key, change)
+		switch {
+		case err == nil:
+			return c.await(ctx, out)
+		case !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err):
+			return fmt.Errorf("write configuration %s: %w", key, err)
+		}
+	}
+	return fmt.Errorf("write configuration %s: %w", key, ErrConflict)
+}
+
+func (c *Configs) put(ctx context.Context, key ConfigKey, change func(*meshv1alpha1.RegistryConfigSpec, bool) error) (resource.Object, error) {
+	object := &meshv1alpha1.RegistryConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.objectName()},
+		Spec:       meshv1alpha1.RegistryConfigSpec{Group: key.Group, DataID: key.DataID},
+	}
+	name := resource.KeyOf(object)
+	if o := c.Get(key); o != nil {
+		name = resource.KeyOf(o)
+	}
+	got, err := c.client.Get(ctx, kind.RegistryConfig, name)
+	exists := err == nil
+	switch {
+	case exists:
+		object = got.(*meshv1alpha1.RegistryConfig)
+		if keyOfConfig(object) != key {
+			return nil, fmt.Errorf("object %s is for entry %s", name, keyOfConfig(object))
+		}
+	case !apierrors.IsNotFound(err):
+		return nil, err
+	}
+	before := object.Spec.DeepCopy()
+	if err := change(&object.Spec, exists); err != nil {
+		return nil, err
+	}
+	if !exists {
+		return c.client.Create(ctx, kind.RegistryConfig, object)
+	}
+	if object.Spec.Content == before.Content && object.Spec.Type == before.Type && object.Spec.Description == before.Description &&
+		object.Spec.Application == before.Application && slices.Equal(object.Spec.Tags, before.Tags) {
+		return object, nil
+	}
+	return c.client.Update(ctx, kind.RegistryConfig, object)
+}
+
+// await blocks until the tables show a write, so that its client reads it.
+func (c *Configs) await(ctx context.Context, o resource.Object) error {
+	want, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return nil //nolint:nilerr // versions are no numbers here
+	}
+	for {
+		c.mu.Lock()
+		at, changed := c.snapshot.RegistryConfigs.Revision(), c.changed
+		c.mu.Unlock()
+		if at >= want {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Delete an entry. One that is not there is ErrNotFound.
+func (c *Configs) Delete(ctx context.Context, user User, key ConfigKey) error {
+	if !user.May(key.Namespace) {
+		return &ForbiddenError{user.String(), "write in namespace " + key.Namespace}
+	}
+	o := c.Get(key)
+	if o == nil {
+		return ErrNotFound
+	}
+	err := c.client.Delete(ctx, kind.RegistryConfig, resource.KeyOf(o), resource.Preconditions{UID: o.UID})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return ErrNotFound
+	case err != nil:
+		return fmt.Errorf("delete configuration %s: %w", key, err)
+	}
+	for {
+		c.mu.Lock()
+		_, there := c.entries[key][resource.KeyOf(o)]
+		changed := c.changed
+		c.mu.Unlock()
+		if !there {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// ConfigFollower is told when an entry has changed.
+type ConfigFollower struct {
+	configs *Configs
+	key     ConfigKey
+	notify  func()
+}
+
+// Follow an entry, which need not exist: notify is called after each change, until Close. It must
+// neither block nor call Configs.
+func (c *Configs) Follow(key ConfigKey, notify func()) *ConfigFollower {
+	f := &ConfigFollower{configs: c, key: key, notify: notify}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.followers[key] == nil {
+		c.followers[key] = map[*ConfigFollower]struct{}{}
+	}
+	c.followers[key][f] = struct{}{}
+	return f
+}
+
+// Close ends it. Closing again is no error.
+func (f *ConfigFollower) Close() {
+	c := f.configs
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if delete(c.followers[f.key], f); len(c.followers[f.key]) == 0 {
+		delete(c.followers, f.key)
+	}
+}

@@ -1,0 +1,451 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/sites"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+)
+
+// Position orders what clients are told of one service, or of all: a larger one is newer. It
+// follows the revision of the store, so it does not go back when a client moves to another
+// instance of the control plane, or that is restarted.
+type Position int64
+
+// positionBits are below the revision, for changes that are seen at one revision: the tables of
+// kinds come to it one after the other.
+const positionBits = 10
+
+// positionOf a revision when an Index begins: behind what an earlier run has said at it.
+func positionOf(revision uint64) Position {
+	return Position(revision<<positionBits | 1<<(positionBits-1))
+}
+
+// after is the next position, at a revision.
+func (p Position) after(revision uint64) Position {
+	return max(p+1, Position(revision<<positionBits))
+}
+
+// IndexConfig configures an Index. Catalog is required.
+type IndexConfig struct {
+	Catalog *catalog.Catalog
+	// Site of the control plane; empty: locality.Local.
+	Site locality.Site
+	// Next, if it is not nil, is the next position where the revisions of kinds have no common
+	// order: above all that any instance of the control plane has returned.
+	Next   func() Position
+	Logger *slog.Logger // nil: discard
+}
+
+// Index has the services of registries, as of the tables: those that clients registered, and those
+// of Kubernetes. Make it with NewIndex. Safe for concurrent use.
+type Index struct {
+	config IndexConfig
+	log    *slog.Logger
+	ready  chan struct{}
+
+	mu       sync.Mutex
+	snapshot *catalog.Snapshot
+	position Position
+	services map[Service]*entry
+	// known is the registry's name of each Service of Kubernetes.
+	known map[resource.Key]Service
+	plans *trafficplan.Table
+	sites *sites.Table
+	names map[string][]Service // by namespace; absent: to be made again
+	count map[Protocol]int     // of registered instances
+	all   map[*Changes]struct{}
+}
+
+// entry is a service that has instances, or is followed.
+type entry struct {
+	service  Service
+	position Position
+	changed  time.Time
+	// own are the registered instances, from the Services of Kubernetes of this name.
+	own       map[resource.Key]*Instance
+	from      map[resource.Key]struct{}
+	followers map[*Follower]struct{}
+	lists     map[locality.Zone]*Listing // since the last change
+}
+
+func (e *entry) exists() bool { return len(e.own) > 0 || len(e.from) > 0 }
+
+// Listing is what clients in a zone see of a service. Immutable.
+type Listing struct {
+	Service  Service
+	Position Position
+	// Changed is when the index learnt of the change.
+	Changed time.Time
+	// Instances in order (Instance.Compare).
+	Instances []*Instance
+	// Weights of the instances for this zone, relative to each other: 1 is ordinary, 0 is for
+	// those that the plan of the zone gives nothing.
+	Weights []float64
+}
+
+// NewIndex makes an empty index; Run fills it.
+func NewIndex(c IndexConfig) *Index {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Index{
+		config: c, log: c.Logger, ready: make(chan struct{}), snapshot: &catalog.Snapshot{}, services: map[Service]*entry{},
+		known: map[resource.Key]Service{}, plans: &trafficplan.Table{}, sites: sites.NewTable(string(cmp.Or(c.Site, locality.Local))),
+		names: map[string][]Service{}, count: map[Protocol]int{}, all: map[*Changes]struct{}{},
+	}
+}
+
+// Run follows the tables until ctx ends, and returns nil then. It must be called once.
+func (x *Index) Run(ctx context.Context) error {
+	sub := x.config.Catalog.Subscribe(catalog.Dataplanes, catalog.Services, catalog.Slices, catalog.Plans, catalog.Nodes,
+		catalog.ServiceExports, catalog.ServiceImports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.ExternalServices)
+	defer sub.Close()
+	for first := true; ; first = false {
+		d, err := sub.Next(ctx)
+		switch {
+		case errors.Is(err, catalog.ErrClosed), ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+		x.apply(&d)
+		if first {
+			close(x.ready)
+		}
+	}
+}
+
+// Ready is closed when the index is filled for the first time. Before, services may seem to be empty
+// that are not: nothing is to be told to clients.
+func (x *Index) Ready() <-chan struct{} { return x.ready }
+
+// Position of the newest change.
+func (x *Index) Position() Position {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.position
+}
+
+// Snapshot is the state that the index is of.
+func (x *Index) Snapshot() *catalog.Snapshot {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.snapshot
+}
+
+// Names of the services of a namespace that have instances, or are Services of Kubernetes, in order.
+func (x *Index) Names(namespace string) []Service {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if names, ok := x.names[namespace]; ok {
+		return names
+	}
+	var names []Service
+	for s, e := range x.services {
+		if s.Namespace == namespace && e.exists() {
+			names = append(names, s)
+		}
+	}
+	slices.SortFunc(names, Service.Compare)
+	x.names[namespace] = names
+	return names
+}
+
+// Listing of a service for clients in a zone. One that does not exist has no instances.
+func (x *Index) Listing(s Service, zone locality.Zone) *Listing {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.services[s]
+	if e == nil {
+		return &Listing{Service: s, Position: x.position}
+	}
+	if l := e.lists[zone]; l != nil {
+		return l
+	}
+	l := x.list(e, zone)
+	if e.lists == nil {
+		e.lists = map[locality.Zone]*Listing{}
+	}
+	e.lists[zone] = l
+	return l
+}
+
+// Get is a registered instance.
+func (x *Index) Get(s Service, key resource.Key) (*Instance, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.services[s]
+	if e == nil {
+		return nil, false
+	}
+	in, ok := e.own[key]
+	return in, ok
+}
+
+// Registered are the instances of a service that clients registered, in no order.
+func (x *Index) Registered(s Service) []*Instance {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.services[s]
+	if e == nil {
+		return nil
+	}
+	out := make([]*Instance, 0, len(e.own))
+	for _, in := range e.own {
+		out = append(out, in)
+	}
+	return out
+}
+
+// ZoneOf a node; empty: it is in none, or not known.
+func (x *Index) ZoneOf(node string) locality.Zone {
+	if n, ok := x.Snapshot().Nodes.Get(resource.Key{Name: node}); ok {
+		return locality.Zone(n.Labels[corev1.LabelTopologyZone])
+	}
+	return ""
+}
+
+// Count of the registered instances, by protocol.
+func (x *Index) Count() map[Protocol]int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return maps.Clone(x.count)
+}
+
+// Follower is told when a service has changed.
+type Follower struct {
+	index   *Index
+	service Service
+	zone    locality.Zone
+	notify  func()
+}
+
+// Follow a service, which need not exist, for clients in a zone: notify is called after each change,
+// until Close. It must neither block nor call the index.
+func (x *Index) Follow(s Service, zone locality.Zone, notify func()) *Follower {
+	f := &Follower{index: x, service: s, zone: zone, notify: notify}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.entry(s)
+	if e.followers == nil {
+		e.followers = map[*Follower]struct{}{}
+	}
+	e.followers[f] = struct{}{}
+	return f
+}
+
+// Listing is the newest one.
+func (f *Follower) Listing() *Listing { return f.index.Listing(f.service, f.zone) }
+
+// Close ends it. Closing again is no error.
+func (f *Follower) Close() {
+	x := f.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.services[f.service]
+	if e == nil {
+		return
+	}
+	delete(e.followers, f)
+	x.discard(e)
+}
+
+// Changes collects which services have changed, in all namespaces.
+type Changes struct {
+	index   *Index
+	ready   chan struct{}
+	changed map[Service]struct{} // of index.mu
+}
+
+// FollowAll is told of every change of a service; at first of all that there are.
+func (x *Index) FollowAll() *Changes {
+	c := &Changes{index: x, ready: make(chan struct{}, 1), changed: map[Service]struct{}{}}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.all[c] = struct{}{}
+	for s, e := range x.services {
+		if e.exists() {
+			c.changed[s] = struct{}{}
+		}
+	}
+	c.ready <- struct{}{}
+	return c
+}
+
+// Ready has a value when there is something to take.
+func (c *Changes) Ready() <-chan struct{} { return c.ready }
+
+// Take returns the services that have changed since the last call, in order, and the position that
+// they are of.
+func (c *Changes) Take() ([]Service, Position) {
+	x := c.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := slices.SortedFunc(maps.Keys(c.changed), Service.Compare)
+	clear(c.changed)
+	return out, x.position
+}
+
+// Close ends it.
+func (c *Changes) Close() {
+	c.index.mu.Lock()
+	defer c.index.mu.Unlock()
+	delete(c.index.all, c)
+}
+
+func (x *Index) entry(s Service) *entry {
+	e := x.services[s]
+	if e == nil {
+		e = &entry{service: s, position: x.position}
+		x.services[s] = e
+	}
+	return e
+}
+
+// discard an entry that nothing needs.
+func (x *Index) discard(e *entry) {
+	if !e.exists() && len(e.followers) == 0 {
+		delete(x.services, e.service)
+	}
+}
+
+// apply brings the index to the end of a delta.
+func (x *Index) apply(d *catalog.Delta) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	touched := map[*entry]struct{}{}
+	first := x.snapshot.Position.Epoch == "" && x.snapshot.Position.Sequence == 0
+	x.snapshot = d.After
+	for _, c := range d.Services {
+		x.setService(c.Key, c.New, touched)
+	}
+	for _, c := range d.Dataplanes {
+		x.setDataplane(c.Key, c.Old, c.New, touched)
+	}
+	for _, c := range d.Slices {
+		for _, slice := range []*discoverySlice{c.Old, c.New} {
+			if slice != nil {
+				x.touch(trafficplan.ServiceOf(slice), touched)
+			}
+		}
+	}
+	for key := range x.plans.Apply(d) {
+		x.touch(key, touched)
+	}
+	for _, name := range x.sites.Apply(d) {
+		x.touch(resource.Key{Namespace: name.Namespace, Name: name.Name}, touched)
+	}
+	if slices.ContainsFunc(d.Nodes, func(c catalog.Change[*corev1.Node]) bool { return zoneOf(c.Old) != zoneOf(c.New) }) {
+		for _, e := range x.services {
+			touched[e] = struct{}{}
+		}
+	}
+	revision := d.After.Revision()
+	switch {
+	case x.config.Next != nil:
+		x.position = x.config.Next()
+	case first:
+		x.position = positionOf(revision)
+	default:
+		x.position = x.position.after(revision)
+	}
+	now := time.Now()
+	for e := range touched {
+		e.position, e.changed, e.lists = x.position, now, nil
+		for f := range e.followers {
+			f.notify()
+		}
+		for c := range x.all {
+			c.changed[e.service] = struct{}{}
+			signal(c.ready)
+		}
+		x.discard(e)
+	}
+}
+
+func zoneOf(n *corev1.Node) string {
+	if n == nil {
+		return ""
+	}
+	return n.Labels[corev1.LabelTopologyZone]
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// touch the service that a Service of Kubernetes is known by.
+func (x *Index) touch(key resource.Key, touched map[*entry]struct{}) {
+	if s, ok := x.known[key]; ok {
+		touched[x.entry(s)] = struct{}{}
+	}
+}
+
+func (x *Index) setService(key resource.Key, object *corev1.Service, touched map[*entry]struct{}) {
+	name, ok := nameOf(object)
+	if before, had := x.known[key]; had && (!ok || before != name) {
+		e := x.entry(before)
+		delete(e.from, key)
+		delete(x.known, key)
+		delete(x.names, key.Namespace)
+		touched[e] = struct{}{}
+	}
+	if !ok {
+		return
+	}
+	e := x.entry(name)
+	if e.from == nil {
+		e.from = map[resource.Key]struct{}{}
+	}
+	e.from[key] = struct{}{}
+	x.known[key] = name
+	delete(x.names, key.Namespace)
+	touched[e] = struct{}{}
+}
+
+func (x *Index) setDataplane(key resource.Key, before, after *meshv1alpha1.Dataplane, touched map[*entry]struct{}) {
+	if Registered(before) {
+		if r, err := parseRecord(before); err == nil {
+			e := x.entry(ParseGrouped(key.Namespace, r.Service))
+			if in := e.own[key]; in != nil {
+				x.count[in.Protocol]--
+			}
+			delete(e.own, key)
+			delete(x.names, key.Namespace)
+			touched[e] = struct{}{}
+		}
+	}
+	if !Registered(after) {
+		return
+	}
+	in, err := Parse(after)
+	if err != nil {
+		x.log.Warn("a dataplane is no instance of a registry, though its annotation says so", "error", err, "hint", "delete it; its client registers it again")
+		return
+	}
+	e := x.entry(in.Service)
+	if e.own == nil {
+		e.own = map[resource.Key]*Instance{}
+	}
+	e.own[key] = in
+	x.count[in.Protocol]++
+	delete(x.names, key.Namespace)
+	touched[e] = struct{}{}
+}

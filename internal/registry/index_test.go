@@ -1,0 +1,219 @@
+package registry
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/locality"
+)
+
+// shown is a listing as text: ADDRESS:PORT=WEIGHT of each instance, with a mark of those that are
+// not healthy.
+func shown(l *Listing) string {
+	var out []string
+	for i, in := range l.Instances {
+		text := fmt.Sprintf("%s=%.2f", netip.AddrPortFrom(in.Address, in.Port), l.Weights[i])
+		if !in.Healthy {
+			text += "!"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, " ")
+}
+
+func (r *rig) shows(zone, want string) {
+	r.t.Helper()
+	if got := shown(r.index.Listing(Service{Namespace: "shop", Name: "orders"}, locality.Zone(zone))); got != want {
+		r.t.Errorf("clients in zone %q see\n%s\nwant\n%s", zone, got, want)
+	}
+}
+
+func service() *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "orders"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{{Name: "metrics", Port: 9090}, {Name: "http", Port: 80}}},
+	}
+}
+
+func slice(zones ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "orders-1", Labels: map[string]string{discoveryv1.LabelServiceName: "orders"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}, {Name: new("metrics"), Port: new(int32(9999))}},
+	}
+	for i, zone := range zones {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{fmt.Sprintf("10.2.0.%d", i+1)}, Zone: new(zone), Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		})
+	}
+	return s
+}
+
+func TestIndex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		r.shows("a", "")
+		s := r.registrar.Open(Nacos, User{}, 0)
+		r.register(s, orders(8080))
+		in := orders(8081)
+		in.Weight, in.Healthy = 50, false
+		r.register(s, in)
+		r.shows("a", "10.1.0.7:8080=1.00 10.1.0.7:8081=0.50!")
+		if names := r.index.Names("shop"); len(names) != 1 || names[0].Name != "orders" {
+			t.Errorf("names %v", names)
+		}
+
+		// Endpoints of Kubernetes are instances, at the port that the Service names for it.
+		object := service()
+		object.Annotations = map[string]string{AnnotationPort: "http"}
+		r.client.Seed(object, slice("a", "b"))
+		synctest.Wait()
+		r.shows("a", "10.1.0.7:8080=1.00 10.1.0.7:8081=0.50! 10.2.0.1:8080=1.00 10.2.0.2:8080=1.00")
+
+		if err := s.Deregister(t.Context(), in.Key()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		r.shows("a", "10.1.0.7:8080=1.00 10.2.0.1:8080=1.00 10.2.0.2:8080=1.00")
+	})
+}
+
+// Clients of a zone see the shares of its plan; an instance that the plan does not know yet gets
+// what the others have on average.
+func TestIndexPlanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		sl := slice("a", "b")
+		sl.Ports = sl.Ports[:1]
+		sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{"10.1.0.7"}, Zone: new("b"), Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+			TargetRef: &corev1.ObjectReference{Kind: "Dataplane", Namespace: "shop", Name: orders(8080).Key().Name},
+		})
+		object := service()
+		object.Annotations = map[string]string{AnnotationPort: "80"}
+		r.client.Seed(object, sl, &plannerv1alpha1.TrafficPlan{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "orders"},
+			Spec: plannerv1alpha1.TrafficPlanSpec{Service: "orders", Version: 1, Groups: []plannerv1alpha1.PortGroup{{
+				AddressType: "IPv4", Ports: []string{"http"}, Outcome: plannerv1alpha1.OutcomePlanned, Zones: []plannerv1alpha1.SourceZone{{
+					Name: "a", Reason: plannerv1alpha1.ZoneRegion,
+					To: []plannerv1alpha1.ZoneShare{{Zone: "a", Share: .8}, {Zone: "b", Share: .2}},
+				}, {
+					Name: "b", Reason: plannerv1alpha1.ZoneRegion, To: []plannerv1alpha1.ZoneShare{{Zone: "b", Share: 1}},
+				}},
+			}}},
+		})
+		s := r.registrar.Open(Nacos, User{}, 0)
+		r.register(s, orders(8080))
+		r.register(s, orders(8081))
+		r.shows("a", "10.1.0.7:8080=0.30 10.1.0.7:8081=1.00 10.2.0.1:8080=2.40 10.2.0.2:8080=0.30")
+		r.shows("c", "10.1.0.7:8080=1.00 10.1.0.7:8081=1.00 10.2.0.1:8080=1.00 10.2.0.2:8080=1.00")
+	})
+}
+
+func TestPositions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		name := Service{Namespace: "shop", Name: "orders"}
+		changed := make(chan struct{}, 100)
+		f := r.index.Follow(name, "", func() { changed <- struct{}{} })
+		defer f.Close()
+		all := r.index.FollowAll()
+		defer all.Close()
+		<-all.Ready()
+		all.Take()
+		var last Position
+		s := r.registrar.Open(Nacos, User{}, 0)
+		for port := range uint16(20) {
+			r.register(s, orders(8000+port))
+			<-changed
+			l := f.Listing()
+			if l.Position <= last || len(l.Instances) != int(port)+1 {
+				t.Fatalf("position %d after %d, %d instances", l.Position, last, len(l.Instances))
+			}
+			last = l.Position
+		}
+		<-all.Ready()
+		if those, at := all.Take(); len(those) != 1 || those[0] != name || at != last {
+			t.Errorf("changed %v at %d, want orders at %d", those, at, last)
+		}
+		r.client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}})
+		synctest.Wait()
+		select {
+		case <-changed:
+			t.Error("told of a change that does not concern the service")
+		default:
+		}
+	})
+}
+
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		in   Service
+		want string
+	}{
+		{Service{Name: "orders"}, "orders"},
+		{Service{Name: "Orders"}, "orders-c1f0f12d"},
+		{Service{Group: "g", Name: "orders"}, "orders-66e63f32"},
+		{Service{Name: "com.example.Orders"}, "com-example-orders-0e55e2d4"},
+		{Service{Name: "7"}, "s-7-"},
+		{Service{Name: "日本"}, "s-"},
+		{Service{Name: strings.Repeat("long.", 40)}, "long-long-long-"},
+	} {
+		got := c.in.ServiceName()
+		if bad := validation.IsDNS1035Label(got); len(bad) > 0 || !strings.HasPrefix(got, strings.TrimRight(c.want, "0123456789abcdef")[:2]) {
+			t.Errorf("%v: %q, want like %q: %v", c.in, got, c.want, bad)
+		}
+		c.in.Namespace = "shop"
+		in := &Instance{Service: c.in, Address: netip.MustParseAddr("::1"), Port: 1}
+		if bad := validation.IsDNS1123Label(in.Key().Name); len(bad) > 0 {
+			t.Errorf("%v: dataplane %q: %v", c.in, in.Key().Name, bad)
+		}
+		if back := ParseGrouped("shop", c.in.Grouped()); back != c.in {
+			t.Errorf("%v is read as %v", c.in, back)
+		}
+	}
+}
+
+// Whatever an annotation contains: it is read, or refused, and what was read is written alike.
+func FuzzParse(f *testing.F) {
+	in := orders(8080)
+	in.ID, in.Cluster, in.Detail = "orders:1", "DEFAULT", []byte(`{"hostName":"h"}`)
+	d, err := in.dataplane("cp-1", "u", metav1.Now().Time)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(d.Annotations[AnnotationInstance], "10.0.0.1")
+	f.Add(`{"service":"g@@a","metadata":{"a":null}}`, "::1")
+	f.Fuzz(func(t *testing.T, text, address string) {
+		d := d.DeepCopy()
+		d.Annotations[AnnotationInstance] = text
+		d.Spec.Addresses = []string{address}
+		in, err := Parse(d)
+		if err != nil {
+			return
+		}
+		again, err := in.dataplane("cp-1", "u", metav1.Now().Time)
+		if err != nil {
+			return
+		}
+		back, err := Parse(again)
+		if err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		if back.Service != in.Service || back.Key() != in.Key() || back.Weight != in.Weight {
+			t.Errorf("%+v is read as %+v", in, back)
+		}
+	})
+}

@@ -1,0 +1,131 @@
+package registry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Meters count what the servers of registries do, for metrics and "proxima registry status". Make
+// them with NewMeters. Safe for concurrent use.
+type Meters struct {
+	clients  *prometheus.GaugeVec
+	requests *prometheus.CounterVec
+	pushes   *prometheus.CounterVec
+	lag      *prometheus.HistogramVec
+
+	mu    sync.Mutex
+	state map[Protocol]*Status
+}
+
+// Status of a protocol's server in one instance of the control plane.
+type Status struct {
+	Protocol Protocol `json:"protocol"`
+	// Address on which it listens.
+	Address string `json:"address,omitempty"`
+	// Clients that are connected, or whose leases run.
+	Clients int `json:"clients"`
+	// Sessions that keep instances alive.
+	Sessions int `json:"sessions"`
+	// Instances that are registered by the protocol, at any instance of the control plane.
+	Instances int `json:"instances"`
+	// Requests that failed, of all, and changes that clients were told of.
+	Requests uint64 `json:"requests"`
+	Failed   uint64 `json:"failed"`
+	Pushes   uint64 `json:"pushes"`
+	// LastLagSeconds is how long after a change in the tables the last client was told of it.
+	LastLagSeconds float64 `json:"lastLagSeconds"`
+}
+
+// NewMeters makes them, and registers their metrics.
+func NewMeters(r prometheus.Registerer) *Meters {
+	m := &Meters{
+		state: map[Protocol]*Status{},
+		clients: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "proxima_registry_clients", Help: "Clients of a registry protocol that are connected here, or whose leases run.",
+		}, []string{"protocol"}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "proxima_registry_requests_total", Help: "Requests of registry clients, by outcome: ok or failed.",
+		}, []string{"protocol", "outcome"}),
+		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "proxima_registry_pushes_total", Help: "Changes that registry clients were told of.",
+		}, []string{"protocol"}),
+		lag: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "proxima_registry_push_seconds", Help: "From a change in the tables to the message to a client.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
+		}, []string{"protocol"}),
+	}
+	if r != nil {
+		r.MustRegister(m.clients, m.requests, m.pushes, m.lag)
+	}
+	return m
+}
+
+func (m *Meters) of(p Protocol) *Status {
+	s := m.state[p]
+	if s == nil {
+		s = &Status{Protocol: p}
+		m.state[p] = s
+	}
+	return s
+}
+
+// Listens notes where a protocol is served.
+func (m *Meters) Listens(p Protocol, address string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(p).Address = address
+}
+
+// Client counts a client that came (1) or left (-1).
+func (m *Meters) Client(p Protocol, n int) {
+	m.clients.WithLabelValues(string(p)).Add(float64(n))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(p).Clients += n
+}
+
+// Request counts a request, and whether it failed by the client's fault or ours.
+func (m *Meters) Request(p Protocol, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "failed"
+	}
+	m.requests.WithLabelValues(string(p), outcome).Inc()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.of(p)
+	s.Requests++
+	if err != nil {
+		s.Failed++
+	}
+}
+
+// Push counts a change that a client was told of, after a time.
+func (m *Meters) Push(p Protocol, after time.Duration) {
+	m.pushes.WithLabelValues(string(p)).Inc()
+	m.lag.WithLabelValues(string(p)).Observe(after.Seconds())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.of(p)
+	s.Pushes++
+	s.LastLagSeconds = after.Seconds()
+}
+
+// Status of the protocols that are served, in order of their names.
+func (c *Core) Status() []Status {
+	c.Meters.mu.Lock()
+	var out []Status
+	for _, p := range []Protocol{Eureka, Nacos, ZooKeeper} {
+		if s := c.Meters.state[p]; s != nil {
+			out = append(out, *s)
+		}
+	}
+	c.Meters.mu.Unlock()
+	count := c.Index.Count()
+	for i := range out {
+		out[i].Sessions, out[i].Instances = c.Registrar.Sessions(out[i].Protocol), count[out[i].Protocol]
+	}
+	return out
+}

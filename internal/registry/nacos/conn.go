@@ -1,0 +1,267 @@
+package nacos
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/stats"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+const (
+	// reconnectGrace is how long the instances of a connection stay that was cut: clients come back
+	// after 1 to 3 s.
+	reconnectGrace = 6 * time.Second
+	// maxSubscriptions and maxListened bound what one connection follows.
+	maxSubscriptions = 10_000
+	maxListened      = 20_000
+	// userFor is how long the user of a token is not looked up again.
+	userFor = 30 * time.Second
+)
+
+// conn is a connection of gRPC: a client.
+type conn struct {
+	server *Server
+	id     string
+	from   netip.Addr
+	zone   locality.Zone
+
+	mu      sync.Mutex
+	setUp   bool // it has a stream
+	closed  bool
+	user    registry.User
+	token   string
+	checked time.Time
+	session *registry.Session
+	// published are the instances of the client, by service.
+	published map[registry.Service]map[resource.Key]struct{}
+	subs      map[subKey]*subscription
+	listened  map[registry.ConfigKey]*listened
+	// waiting has what the client is to be told; wake has a value then.
+	waitingSubs    map[*subscription]struct{}
+	waitingConfigs map[*listened]struct{}
+	wake           chan struct{}
+	sent           int64
+}
+
+type subKey struct {
+	service  registry.Service
+	clusters string
+}
+
+// subscription of a client to a service.
+type subscription struct {
+	key       subKey
+	namespace string // as the client calls it
+	follower  *registry.Follower
+	position  registry.Position // that the client has
+}
+
+// listened is an entry of the configuration that a client follows.
+type listened struct {
+	named    configNamed
+	follower *registry.ConfigFollower
+}
+
+type connKey struct{}
+
+// connOf a request.
+func connOf(ctx context.Context) *conn {
+	c, _ := ctx.Value(connKey{}).(*conn)
+	return c
+}
+
+// TagRPC implements stats.Handler.
+func (s *Server) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements stats.Handler.
+func (s *Server) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagConn implements stats.Handler. Requests name no connection, so the TCP connection is it.
+func (s *Server) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
+	c := &conn{
+		server: s, id: s.connectionID(info.RemoteAddr), published: map[registry.Service]map[resource.Key]struct{}{},
+		subs: map[subKey]*subscription{}, listened: map[registry.ConfigKey]*listened{},
+		waitingSubs: map[*subscription]struct{}{}, waitingConfigs: map[*listened]struct{}{}, wake: make(chan struct{}, 1),
+	}
+	if at, ok := info.RemoteAddr.(*net.TCPAddr); ok {
+		c.from = at.AddrPort().Addr().Unmap()
+	}
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// HandleConn implements stats.Handler.
+func (s *Server) HandleConn(ctx context.Context, event stats.ConnStats) {
+	c := connOf(ctx)
+	switch event.(type) {
+	case *stats.ConnBegin:
+		s.core.Meters.Client(registry.Nacos, 1)
+		s.mu.Lock()
+		s.conns[c] = struct{}{}
+		s.mu.Unlock()
+	case *stats.ConnEnd:
+		s.core.Meters.Client(registry.Nacos, -1)
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+		c.close()
+	}
+}
+
+// connectionID as Nacos makes it: time, address and port.
+func (s *Server) connectionID(from net.Addr) string {
+	host, port, _ := net.SplitHostPort(from.String())
+	return fmt.Sprintf("%d_%s_%s", time.Now().UnixMilli(), host, port)
+}
+
+func (c *conn) close() {
+	c.mu.Lock()
+	c.closed = true
+	session := c.session
+	var followers []interface{ Close() }
+	for _, s := range c.subs {
+		if s.follower != nil { // else it is closed by who makes it
+			followers = append(followers, s.follower)
+		}
+	}
+	for _, l := range c.listened {
+		if l.follower != nil {
+			followers = append(followers, l.follower)
+		}
+	}
+	clear(c.subs)
+	clear(c.listened)
+	c.mu.Unlock()
+	for _, f := range followers {
+		f.Close()
+	}
+	if session != nil {
+		session.Close(reconnectGrace)
+	}
+}
+
+// admit the user of a request.
+func (c *conn) admit(ctx context.Context, token string) (registry.User, error) {
+	c.mu.Lock()
+	user, known := c.user, token == c.token && time.Since(c.checked) < userFor
+	c.mu.Unlock()
+	if known {
+		return user, nil
+	}
+	user, err := c.server.core.Gate.Admit(ctx, c.from, token)
+	if err != nil {
+		return user, &problem{codeForbidden, err.Error()}
+	}
+	_, zone := c.server.core.Locate(c.from)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.user, c.token, c.checked, c.zone = user, token, time.Now(), zone
+	return user, nil
+}
+
+// sessionOf the connection for a user; a client that shows another token begins another one.
+func (c *conn) sessionOf(user registry.User) (*registry.Session, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, registry.ErrEnded
+	}
+	if c.session == nil {
+		c.session = c.server.core.Registrar.Open(registry.Nacos, user, 0)
+	}
+	return c.session, nil
+}
+
+// signal the stream that there is something to send.
+func (c *conn) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *conn) queueSub(s *subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.waitingSubs[s] = struct{}{}
+		c.signal()
+	}
+}
+
+func (c *conn) queueConfig(l *listened) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.waitingConfigs[l] = struct{}{}
+		c.signal()
+	}
+}
+
+// take what the client is to be told.
+func (c *conn) take() (subs []*subscription, configs []*listened) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.waitingSubs {
+		if c.subs[s.key] == s {
+			subs = append(subs, s)
+		}
+	}
+	for l := range c.waitingConfigs {
+		configs = append(configs, l)
+	}
+	clear(c.waitingSubs)
+	clear(c.waitingConfigs)
+	return subs, configs
+}
+
+// subscribe to a service, and return what there is.
+func (c *conn) subscribe(key subKey, namespace string) (*registry.Listing, error) {
+	c.mu.Lock()
+	s := c.subs[key]
+	switch {
+	case c.closed:
+		c.mu.Unlock()
+		return nil, registry.ErrEnded
+	case s == nil && len(c.subs) >= maxSubscriptions:
+		c.mu.Unlock()
+		return nil, invalid("a connection may subscribe to %d services at most", maxSubscriptions)
+	case s == nil:
+		s = &subscription{key: key, namespace: namespace}
+		c.subs[key] = s
+		zone := c.zone
+		c.mu.Unlock()
+		f := c.server.core.Index.Follow(key.service, zone, func() { c.queueSub(s) })
+		c.mu.Lock()
+		if c.closed || c.subs[key] != s {
+			c.mu.Unlock()
+			f.Close()
+			return nil, registry.ErrEnded
+		}
+		s.follower = f
+	}
+	zone := c.zone
+	c.mu.Unlock()
+	l := c.server.core.Index.Listing(key.service, zone)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.position = max(s.position, l.Position)
+	return l, nil
+}
+
+func (c *conn) unsubscribe(key subKey) {
+	c.mu.Lock()
+	s := c.subs[key]
+	delete(c.subs, key)
+	c.mu.Unlock()
+	if s != nil && s.follower != nil {
+		s.follower.Close()
+	}
+}

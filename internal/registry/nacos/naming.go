@@ -1,0 +1,194 @@
+package nacos
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// maxBatch is how many instances one request registers.
+const maxBatch = 2000
+
+// register or deregister one instance. As in Nacos, a client has one instance of a service by this
+// request: another one takes its place.
+func (c *conn) instance(ctx context.Context, user registry.User, r *instanceRequest) (any, error) {
+	s, err := r.service(c.server.core.Namespaces)
+	if err != nil {
+		return nil, err
+	}
+	if r.Instance == nil {
+		return nil, invalid("instance is missing")
+	}
+	switch r.Type {
+	case "registerInstance":
+		err = c.publish(ctx, user, s, []*instance{r.Instance})
+	case "deregisterInstance":
+		err = c.withdraw(ctx, user, s, r.Instance)
+	default:
+		err = invalid("type %.40q is neither registerInstance nor deregisterInstance", r.Type)
+	}
+	return &instanceResponse{result: success(r.RequestID), Type: r.Type}, err
+}
+
+// batch registers the instances that a client has of a service, in place of those that it had.
+func (c *conn) batch(ctx context.Context, user registry.User, r *batchInstanceRequest) (any, error) {
+	s, err := r.service(c.server.core.Namespaces)
+	switch {
+	case err != nil:
+	case r.Type != "batchRegisterInstance":
+		err = invalid("type %.40q is not batchRegisterInstance", r.Type)
+	case len(r.Instances) > maxBatch:
+		err = invalid("%d instances in one request; at most %d are registered", len(r.Instances), maxBatch)
+	default:
+		err = c.publish(ctx, user, s, r.Instances)
+	}
+	return &instanceResponse{result: success(r.RequestID), Type: r.Type}, err
+}
+
+// publish what the client has of a service. Instances of one address, port and cluster are one: clients
+// of Dubbo register one for each URL.
+func (c *conn) publish(ctx context.Context, user registry.User, s registry.Service, list []*instance) error {
+	if err := c.server.core.CheckNamespace(s.Namespace); err != nil {
+		return &problem{codeInvalid, err.Error()}
+	}
+	session, err := c.sessionOf(user)
+	if err != nil {
+		return &problem{codeUnregistered, err.Error()}
+	}
+	next := map[resource.Key]struct{}{}
+	for _, i := range list {
+		if i == nil {
+			return invalid("an instance is null")
+		}
+		in, err := i.of(s, c.server.core)
+		if err != nil {
+			return err
+		}
+		if !in.Ephemeral {
+			return invalid("an instance that is not ephemeral is registered by HTTP")
+		}
+		key := in.Key()
+		if _, twice := next[key]; twice {
+			continue
+		}
+		if err := session.Register(ctx, in); err != nil {
+			return err
+		}
+		next[key] = struct{}{}
+	}
+	c.mu.Lock()
+	before := c.published[s]
+	if len(next) == 0 {
+		delete(c.published, s)
+	} else {
+		c.published[s] = next
+	}
+	c.mu.Unlock()
+	for key := range before {
+		if _, stays := next[key]; !stays {
+			if err := session.Deregister(ctx, key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// withdraw an instance. One that is not there is no error, as in Nacos.
+func (c *conn) withdraw(ctx context.Context, user registry.User, s registry.Service, i *instance) error {
+	in, err := i.of(s, c.server.core)
+	if err != nil {
+		return err
+	}
+	session, err := c.sessionOf(user)
+	if err != nil {
+		return &problem{codeUnregistered, err.Error()}
+	}
+	key := in.Key()
+	c.mu.Lock()
+	if delete(c.published[s], key); len(c.published[s]) == 0 {
+		delete(c.published, s)
+	}
+	c.mu.Unlock()
+	if err := session.Deregister(ctx, key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+func (c *conn) subscribeService(r *subscribeServiceRequest) (any, error) {
+	s, err := r.service(c.server.core.Namespaces)
+	if err != nil {
+		return nil, err
+	}
+	key := subKey{service: s, clusters: r.Clusters}
+	if !r.Subscribe {
+		c.unsubscribe(key)
+		return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: &serviceInfo{Name: s.Name, GroupName: groupOf(s), Hosts: []instance{}}}, nil
+	}
+	l, err := c.subscribe(key, r.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: c.server.infoOf(l, r.Clusters, false)}, nil
+}
+
+func (c *conn) query(r *serviceQueryRequest) (any, error) {
+	s, err := r.service(c.server.core.Namespaces)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	zone := c.zone
+	c.mu.Unlock()
+	l := c.server.core.Index.Listing(s, zone)
+	return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: c.server.infoOf(l, r.Cluster, r.HealthyOnly)}, nil
+}
+
+func (c *conn) list(r *serviceListRequest) (any, error) {
+	names, count := c.server.names(c.server.core.Namespaces.Of(r.Namespace), r.GroupName, r.PageNo, r.PageSize)
+	return &serviceListResponse{result: success(r.RequestID), Count: count, ServiceNames: names}, nil
+}
+
+// names of the services of a group, a page of them.
+func (s *Server) names(namespace, group string, page, size int) (names []string, count int) {
+	if group == defaultGroup {
+		group = ""
+	}
+	names = []string{}
+	for _, svc := range s.core.Index.Names(namespace) {
+		if svc.Group == group {
+			names = append(names, svc.Name)
+		}
+	}
+	slices.Sort(names)
+	count = len(names)
+	if size <= 0 {
+		return names, count
+	}
+	from := min(max(page-1, 0)*size, count)
+	return names[from:min(from+size, count)], count
+}
+
+// push tells the client of a service.
+func (c *conn) push(s *subscription) ([]byte, error) {
+	c.mu.Lock()
+	zone := c.zone
+	c.mu.Unlock()
+	l := c.server.core.Index.Listing(s.key.service, zone)
+	c.mu.Lock()
+	known := l.Position <= s.position
+	s.position = max(s.position, l.Position)
+	c.mu.Unlock()
+	if known {
+		return nil, nil
+	}
+	c.server.pushed(l.Changed)
+	return encode("NotifySubscriberRequest", &notifySubscriber{
+		header: header{c.server.nextID()}, Namespace: s.namespace, ServiceName: s.key.service.Name, GroupName: groupOf(s.key.service),
+		ServiceInfo: c.server.infoOf(l, s.key.clusters, false), Module: "naming",
+	})
+}

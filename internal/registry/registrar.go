@@ -1,0 +1,729 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"maps"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// ErrNotFound: there is no such instance.
+var ErrNotFound = errors.New("no such instance")
+
+// ErrEnded: the session has ended, so the client has to begin a new one.
+var ErrEnded = errors.New("the session has ended")
+
+// ForbiddenError is returned to a user who may not change an instance, or write in a namespace.
+type ForbiddenError struct{ User, What string }
+
+func (e *ForbiddenError) Error() string { return fmt.Sprintf("%s may not %s", e.User, e.What) }
+
+// User of a registry. The zero value is an anonymous one.
+type User struct {
+	// Name as in the API; empty: anonymous.
+	Name string
+	// Admin may change what others registered.
+	Admin bool
+	// Namespaces that it may write in; nil: all.
+	Namespaces []string
+	// ReadOnly may write nothing.
+	ReadOnly bool
+	// ServiceAccount of what it registers; empty: the default one.
+	ServiceAccount string
+	// Bounds, if it is not nil, says what is wrong with an object that it registers: labels or
+	// addresses that its credential does not name.
+	Bounds func(*meshv1alpha1.Dataplane) error
+}
+
+func (u User) String() string {
+	if u.Name == "" {
+		return "an anonymous client"
+	}
+	return u.Name
+}
+
+// May reports whether the user may write in a namespace.
+func (u User) May(namespace string) bool {
+	if u.ReadOnly {
+		return false
+	}
+	if u.Namespaces == nil {
+		return true
+	}
+	for _, n := range u.Namespaces {
+		if n == namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// RegistrarConfig configures a Registrar. Client and Catalog are required.
+type RegistrarConfig struct {
+	// Client to write with. It must be able to write an object with its status
+	// (resource.WithStatus), or both are written one after the other.
+	Client  resource.Client
+	Catalog *catalog.Catalog
+	// Owner is the name of this instance of the control plane, the same after a restart.
+	Owner string
+	// Running are the owners that run now. Nil: this one is alone.
+	Running func() map[string]bool
+	// Leads reports whether this instance removes what owners left that are gone. Nil: it does.
+	Leads func() bool
+	// Grace is how long ephemeral instances stay whose owner was restarted or is gone, until
+	// their clients have come back; 0: DefaultGrace.
+	Grace  time.Duration
+	Logger *slog.Logger // nil: discard
+}
+
+// DefaultGrace of RegistrarConfig: as long as the lease of a Eureka client, the slowest to come
+// back.
+const DefaultGrace = 90 * time.Second
+
+// Registrar writes instances, and ends the ephemeral ones whose sessions have ended. Make it
+// with NewRegistrar. Safe for concurrent use.
+//
+// Sessions are in memory. The store has the owner of each ephemeral instance alone, so the
+// renewal of a session, and the return of a client after a restart, write nothing.
+type Registrar struct {
+	config RegistrarConfig
+	log    *slog.Logger
+	locks  [256]sync.Mutex // by key, for its writes
+	seed   maphash.Seed
+
+	mu sync.Mutex
+	// claims are the sessions that keep ephemeral instances alive.
+	claims map[resource.Key]*Session
+	// removed are objects that this Registrar deleted, and that the tables may still show.
+	removed map[types.UID]time.Time
+	// ended has the instances whose session has ended, each to be deleted; pending are those of
+	// them that nobody works on yet.
+	ended   map[resource.Key]struct{}
+	pending []resource.Key
+	wake    chan struct{} // holds a token while pending has something
+	// sessions is the number of open ones, by protocol.
+	sessions map[Protocol]int
+}
+
+// NewRegistrar makes one; Run has to run beside it.
+func NewRegistrar(c RegistrarConfig) *Registrar {
+	if c.Grace == 0 {
+		c.Grace = DefaultGrace
+	}
+	if c.Running == nil {
+		c.Running = func() map[string]bool { return nil }
+	}
+	if c.Leads == nil {
+		c.Leads = func() bool { return true }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Registrar{
+		config: c, log: c.Logger, seed: maphash.MakeSeed(), claims: map[resource.Key]*Session{}, removed: map[types.UID]time.Time{},
+		ended: map[resource.Key]struct{}{}, wake: make(chan struct{}, 1), sessions: map[Protocol]int{},
+	}
+}
+
+// Session is a client's promise to say that it lives. What it registers as ephemeral ends with
+// it. Safe for concurrent use.
+type Session struct {
+	registrar *Registrar
+	protocol  Protocol
+	user      User
+	ttl       time.Duration
+
+	mu    sync.Mutex
+	timer *time.Timer // nil: it lives until Close
+	over  bool
+	done  chan struct{}
+	keys  map[resource.Key]struct{}
+}
+
+// Open begins a session of a user. It ends ttl after its last renewal; 0: with Close alone.
+func (r *Registrar) Open(protocol Protocol, user User, ttl time.Duration) *Session {
+	s := &Session{registrar: r, protocol: protocol, user: user, ttl: ttl, done: make(chan struct{}), keys: map[resource.Key]struct{}{}}
+	if ttl > 0 {
+		s.timer = time.AfterFunc(ttl, s.end)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sessions[protocol]++
+	return s
+}
+
+// Sessions is the number of those that are open.
+func (r *Registrar) Sessions(protocol Protocol) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sessions[protocol]
+}
+
+// Renew says that the client lives. It returns ErrEnded if it is too late.
+func (s *Session) Renew() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return ErrEnded
+	}
+	if s.timer != nil {
+		s.timer.Reset(s.ttl)
+	}
+	return nil
+}
+
+func (s *Session) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over
+}
+
+// Done is closed when the session has ended.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Close ends the session after a grace, in which another session of the client may register its
+// instances again, so that they stay; 0: at once. It does not block. Closing again is no error.
+func (s *Session) Close(grace time.Duration) {
+	if grace <= 0 {
+		s.end()
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return
+	}
+	if s.timer == nil {
+		s.timer = time.AfterFunc(grace, s.end)
+		return
+	}
+	s.ttl = grace
+	s.timer.Reset(grace)
+}
+
+// end of the session: its instances are deleted, but for those that another one has taken over.
+func (s *Session) end() {
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return
+	}
+	s.over = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	keys := s.keys
+	s.keys = nil
+	close(s.done)
+	s.mu.Unlock()
+
+	r := s.registrar
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sessions[s.protocol]--
+	for key := range keys {
+		if r.claims[key] == s {
+			delete(r.claims, key)
+			r.endLocked(key)
+		}
+	}
+}
+
+func (r *Registrar) endLocked(key resource.Key) {
+	r.ended[key] = struct{}{}
+	r.pending = append(r.pending, key)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Register writes an instance, or changes what it was registered as. An ephemeral one lives as
+// long as the session, and is taken over from another session. It returns when it is durable;
+// what is registered already is not written again.
+//
+// Errors: ErrEnded, *ForbiddenError, those of resource.Client, and what the instance lacks.
+func (s *Session) Register(ctx context.Context, in *Instance) error {
+	if in.Ephemeral {
+		return s.registrar.put(ctx, in, s.user, s)
+	}
+	return s.registrar.put(ctx, in, s.user, nil)
+}
+
+// Deregister deletes an instance, whose session it need not be. That it is not there is
+// ErrNotFound.
+func (s *Session) Deregister(ctx context.Context, key resource.Key) error {
+	s.drop(key)
+	return s.registrar.Remove(ctx, key, s.user)
+}
+
+// Keys of the ephemeral instances that live by the session.
+func (s *Session) Keys() []resource.Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]resource.Key, 0, len(s.keys))
+	for key := range s.keys {
+		out = append(out, key)
+	}
+	return out
+}
+
+// claim an instance that is written, under the lock of its key. One that comes too late is removed.
+func (s *Session) claim(key resource.Key) error {
+	r := s.registrar
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.claims[key] == nil {
+			r.endLocked(key)
+		}
+		return ErrEnded
+	}
+	s.keys[key] = struct{}{}
+	s.mu.Unlock()
+
+	r.mu.Lock()
+	before := r.claims[key]
+	r.claims[key] = s
+	delete(r.ended, key)
+	r.mu.Unlock()
+	if before != nil && before != s {
+		before.forget(key)
+	}
+	return nil
+}
+
+// drop gives up a claim, without a deletion.
+func (s *Session) drop(key resource.Key) {
+	s.forget(key)
+	r := s.registrar
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.claims[key] == s {
+		delete(r.claims, key)
+	}
+}
+
+func (s *Session) forget(key resource.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, key)
+}
+
+// Claimed reports whether a session of this instance of the control plane keeps an instance alive.
+func (r *Registrar) Claimed(key resource.Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.claims[key] != nil
+}
+
+// Put writes an instance that no session keeps alive.
+func (r *Registrar) Put(ctx context.Context, in *Instance, user User) error {
+	if in.Ephemeral {
+		return fmt.Errorf("register an instance of %s: an ephemeral one needs a session", in.Service)
+	}
+	return r.put(ctx, in, user, nil)
+}
+
+func (r *Registrar) lock(key resource.Key) func() {
+	m := &r.locks[maphash.Comparable(r.seed, key)%uint64(len(r.locks))]
+	m.Lock()
+	return m.Unlock
+}
+
+// attempts of a write that others are in the way of.
+const attempts = 5
+
+// put writes an instance, for a session that claims it, or for none.
+func (r *Registrar) put(ctx context.Context, in *Instance, user User, by *Session) error {
+	if by != nil && by.ended() {
+		return ErrEnded
+	}
+	if !user.May(in.Service.Namespace) {
+		return &ForbiddenError{user.String(), "register instances in namespace " + in.Service.Namespace}
+	}
+	want, err := in.dataplane(r.config.Owner, user.Name, time.Now())
+	if err != nil {
+		return err
+	}
+	want.Spec.ServiceAccount = user.ServiceAccount
+	if user.Bounds != nil {
+		if err := user.Bounds(want); err != nil {
+			return &ForbiddenError{user.String(), "register this instance of " + in.Service.String() + ": " + err.Error()}
+		}
+	}
+	key := resource.KeyOf(want)
+	defer r.lock(key)()
+	if err := r.store(ctx, key, want, user); err != nil {
+		return fmt.Errorf("register an instance of %s at %s: %w", in.Service, in.identity(), err)
+	}
+	if by != nil {
+		return by.claim(key)
+	}
+	return nil
+}
+
+// store what is registered, under the lock of its key.
+func (r *Registrar) store(ctx context.Context, key resource.Key, want *meshv1alpha1.Dataplane, user User) error {
+	have := r.lookup(key)
+	for range attempts {
+		var err error
+		if have == nil {
+			if _, err = r.write(ctx, r.config.Client.Create, want); !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+		} else {
+			next, changed, err := merge(have, want, user)
+			if err != nil || !changed {
+				return err
+			}
+			if _, err = r.write(ctx, r.config.Client.Update, next); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+		if have, err = r.get(ctx, key); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("others changed it %d times meanwhile", attempts)
+}
+
+// write an object with its status, in one transaction where the client can.
+func (r *Registrar) write(ctx context.Context, by func(context.Context, *resource.Descriptor, resource.Object) (resource.Object, error),
+	d *meshv1alpha1.Dataplane,
+) (resource.Object, error) {
+	out, err := by(resource.WithStatus(ctx), kind.Dataplane, d)
+	if !errors.Is(err, resource.ErrStatusApart) {
+		return out, err
+	}
+	if out, err = by(ctx, kind.Dataplane, d); err != nil {
+		return nil, err
+	}
+	got := out.(*meshv1alpha1.Dataplane)
+	got.Status = d.Status
+	return r.config.Client.UpdateStatus(ctx, kind.Dataplane, got)
+}
+
+// lookup is what the tables have of an object, unless this Registrar knows better.
+func (r *Registrar) lookup(key resource.Key) *meshv1alpha1.Dataplane {
+	d, ok := r.config.Catalog.Snapshot().Dataplanes.Get(key)
+	if !ok {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, gone := r.removed[d.UID]; gone {
+		return nil
+	}
+	return d
+}
+
+// get reads an object from the store; nil: there is none.
+func (r *Registrar) get(ctx context.Context, key resource.Key) (*meshv1alpha1.Dataplane, error) {
+	out, err := r.config.Client.Get(ctx, kind.Dataplane, key)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return out.(*meshv1alpha1.Dataplane), nil
+}
+
+// merge is have with what want registers. What an operator has set stays, unless the client
+// registers something else than before.
+func merge(have, want *meshv1alpha1.Dataplane, user User) (next *meshv1alpha1.Dataplane, changed bool, err error) {
+	if err := mayChange(have, user); err != nil {
+		return nil, false, err
+	}
+	before, after := weightsOf(have), weightsOf(want)
+	next = have.DeepCopy()
+	next.Labels = relabelled(have.Labels, want.Labels)
+	delete(next.Annotations, AnnotationOwner)
+	maps.Copy(next.Annotations, want.Annotations)
+	weight, enabled := have.Spec.Weight, have.Spec.Enabled
+	if before.Weight != after.Weight {
+		weight = want.Spec.Weight
+	}
+	if before.Enabled != after.Enabled {
+		enabled = want.Spec.Enabled
+	}
+	next.Spec.Weight, next.Spec.Enabled = weight, enabled
+	next.Spec.NodeName, next.Spec.Addresses, next.Spec.Ports = want.Spec.NodeName, want.Spec.Addresses, want.Spec.Ports
+	next.Spec.ServiceAccount = want.Spec.ServiceAccount
+	setReady(next, want.Status.Conditions[0])
+	return next, !reflect.DeepEqual(next, have), nil
+}
+
+// relabelled are the labels of an object with those that follow from its instance; others stay.
+func relabelled(have, want map[string]string) map[string]string {
+	out := maps.Clone(want)
+	for key, value := range have {
+		if key != LabelService && key != LabelProtocol && !strings.HasPrefix(key, LabelMetadata) && out[key] == "" {
+			out[key] = value
+		}
+	}
+	return out
+}
+
+func weightsOf(d *meshv1alpha1.Dataplane) record {
+	in, err := parseRecord(d)
+	if err != nil {
+		return record{}
+	}
+	return in
+}
+
+// mayChange refuses those who did not register it.
+func mayChange(d *meshv1alpha1.Dataplane, user User) error {
+	by := d.Annotations[AnnotationRegisteredBy]
+	switch {
+	case user.ReadOnly, user.Namespaces != nil && !user.May(d.Namespace):
+		return &ForbiddenError{user.String(), "write in namespace " + d.Namespace}
+	case !Registered(d):
+		return &ForbiddenError{user.String(), "change dataplane " + resource.KeyOf(d).String() + ", which no registry client registered"}
+	case user.Admin, by == "", by == user.Name:
+		return nil
+	}
+	return &ForbiddenError{user.String(), "change an instance that " + by + " registered"}
+}
+
+// Remove deletes an instance. Errors: ErrNotFound, *ForbiddenError, and those of resource.Client.
+func (r *Registrar) Remove(ctx context.Context, key resource.Key, user User) error {
+	defer r.lock(key)()
+	have := r.lookup(key)
+	if have == nil {
+		var err error
+		if have, err = r.get(ctx, key); err != nil {
+			return fmt.Errorf("remove instance %s: %w", key, err)
+		}
+	}
+	if have == nil || !Registered(have) {
+		return ErrNotFound
+	}
+	if err := mayChange(have, user); err != nil {
+		return err
+	}
+	return r.remove(ctx, have)
+}
+
+func (r *Registrar) remove(ctx context.Context, d *meshv1alpha1.Dataplane) error {
+	key := resource.KeyOf(d)
+	err := r.config.Client.Delete(ctx, kind.Dataplane, key, resource.Preconditions{UID: d.UID, Now: true})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("remove instance %s: %w", key, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.removed[d.UID] = time.Now()
+	return nil
+}
+
+// Edit changes an instance that is registered, as an operator or its client does at run time:
+// weight, enabled, health, metadata, detail. What identifies it stays. Errors are those of Remove.
+func (r *Registrar) Edit(ctx context.Context, key resource.Key, user User, change func(*Instance) error) error {
+	defer r.lock(key)()
+	have := r.lookup(key)
+	for range attempts {
+		if have == nil {
+			var err error
+			if have, err = r.get(ctx, key); err != nil {
+				return fmt.Errorf("change instance %s: %w", key, err)
+			}
+		}
+		if have == nil || !Registered(have) {
+			return ErrNotFound
+		}
+		if err := mayChange(have, user); err != nil {
+			return err
+		}
+		next, changed, err := edited(have, change)
+		if err != nil || !changed {
+			return err
+		}
+		_, err = r.write(ctx, r.config.Client.Update, next)
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+		have = nil
+	}
+	return fmt.Errorf("change instance %s: others changed it %d times meanwhile", key, attempts)
+}
+
+func edited(have *meshv1alpha1.Dataplane, change func(*Instance) error) (next *meshv1alpha1.Dataplane, changed bool, err error) {
+	in, err := Parse(have)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := change(in); err != nil {
+		return nil, false, err
+	}
+	was := weightsOf(have)
+	want, err := in.dataplane(have.Annotations[AnnotationOwner], have.Annotations[AnnotationRegisteredBy], time.Now())
+	if err != nil {
+		return nil, false, err
+	}
+	if in.Key() != resource.KeyOf(have) {
+		return nil, false, fmt.Errorf("change instance %s: what identifies it cannot be changed", resource.KeyOf(have))
+	}
+	next = have.DeepCopy()
+	next.Labels, next.Spec.Weight, next.Spec.Enabled, next.Spec.Ports = relabelled(have.Labels, want.Labels), want.Spec.Weight, want.Spec.Enabled, want.Spec.Ports
+	setReady(next, want.Status.Conditions[0])
+	// What the client registered stays known, so that it does not undo the change by registering
+	// again.
+	if next.Annotations[AnnotationInstance], err = in.text(was.Weight, was.Enabled); err != nil {
+		return nil, false, err
+	}
+	return next, !reflect.DeepEqual(next, have), nil
+}
+
+// Run ends the instances whose sessions have ended, and those that an owner left that does not
+// come back, until ctx ends. It must be called once.
+func (r *Registrar) Run(ctx context.Context) error {
+	if err := r.config.Catalog.WaitSynced(ctx); err != nil {
+		return nil //nolint:nilerr // ctx has ended
+	}
+	var workers sync.WaitGroup
+	queue := make(chan resource.Key)
+	for range removers {
+		workers.Go(func() {
+			for key := range queue {
+				r.removeEnded(ctx, key)
+			}
+		})
+	}
+	defer workers.Wait()
+	defer close(queue)
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	left := newOrphans(r, time.Now())
+	sub := r.config.Catalog.Subscribe(catalog.Dataplanes)
+	defer sub.Close()
+	deltas := make(chan catalog.Delta)
+	workers.Go(func() {
+		for {
+			d, err := sub.Next(ctx)
+			if err != nil {
+				return
+			}
+			select {
+			case deltas <- d:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.wake:
+		case d := <-deltas:
+			left.apply(&d)
+			continue
+		case now := <-ticker.C:
+			left.sweep(now)
+			r.forgetRemoved(now)
+		}
+		for _, key := range r.takeEnded() {
+			select {
+			case queue <- key:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+const (
+	// removers delete at the same time, as commits are grouped.
+	removers = 16
+	// sweepEvery is how often owners that are gone are looked for.
+	sweepEvery = time.Second
+	// keepRemoved is how long the tables may show what was deleted.
+	keepRemoved = time.Minute
+)
+
+func (r *Registrar) forgetRemoved(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uid, at := range r.removed {
+		if now.Sub(at) > keepRemoved {
+			delete(r.removed, uid)
+		}
+	}
+}
+
+func (r *Registrar) takeEnded() []resource.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.pending
+	r.pending = nil
+	return out
+}
+
+// removeEnded deletes an instance whose session has ended, until it succeeds, or a session
+// claims it.
+func (r *Registrar) removeEnded(ctx context.Context, key resource.Key) {
+	retry := backoff.Backoff{Policy: backoff.Policy{First: 50 * time.Millisecond, Last: 5 * time.Second}}
+	for ctx.Err() == nil {
+		err := r.removeUnclaimed(ctx, key)
+		if err == nil {
+			return
+		}
+		r.log.Warn("an instance whose client is gone is not removed yet; it is tried again", "instance", key, "error", err)
+		backoff.Sleep(ctx, retry.Next())
+	}
+}
+
+func (r *Registrar) removeUnclaimed(ctx context.Context, key resource.Key) error {
+	defer r.lock(key)()
+	r.mu.Lock()
+	_, ended := r.ended[key]
+	r.mu.Unlock()
+	if !ended {
+		return nil
+	}
+	have, err := r.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if have != nil && have.Annotations[AnnotationOwner] != "" && r.mayEnd(have.Annotations[AnnotationOwner]) {
+		if err := r.remove(ctx, have); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.ended, key)
+	return nil
+}
+
+// mayEnd reports whether this Registrar ends the instances of an owner: its own, and those of
+// owners that do not run.
+func (r *Registrar) mayEnd(owner string) bool {
+	return owner == r.config.Owner || !r.config.Running()[owner]
+}
+
+func revisionOf(d *meshv1alpha1.Dataplane) uint64 {
+	n, _ := strconv.ParseUint(d.ResourceVersion, 10, 64) // 0 where versions are not numbers
+	return n
+}

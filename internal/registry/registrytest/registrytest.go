@@ -1,0 +1,125 @@
+// Package registrytest runs the core of registries on a store in memory, for tests of protocols.
+package registrytest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+// Token is the token of an administrator, ShopToken that of workloads in namespace "shop".
+const (
+	Token     = "administrator"
+	ShopToken = "shop"
+)
+
+// Plane is the part of a control plane that registries need.
+type Plane struct {
+	*registry.Core
+	Client *resourcetest.Client
+	t      *testing.T
+	stop   func()
+}
+
+// New starts one. Namespaces "default" and "shop" exist; clients on this machine need no credentials.
+func New(t *testing.T) *Plane {
+	client := resourcetest.New(kind.All()...)
+	for _, name := range []string{"default", "shop"} {
+		client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	p := &Plane{Client: client, t: t}
+	p.start()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// Restart ends the control plane, and starts it again on what is stored.
+func (p *Plane) Restart() {
+	p.stop()
+	p.start()
+}
+
+func (p *Plane) start() {
+	log := slog.New(slog.DiscardHandler)
+	tables := catalog.New(catalog.Config{Client: p.Client, Descriptors: kind.All()})
+	p.Core = &registry.Core{
+		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", Grace: time.Minute}),
+		Index:     registry.NewIndex(registry.IndexConfig{Catalog: tables}),
+		Configs:   registry.NewConfigs(p.Client, tables, log),
+		Gate: &registry.Gate{Anonymous: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Check: func(_ context.Context, token string) (registry.User, error) {
+			switch token {
+			case Token:
+				return registry.User{Name: "admin", Admin: true}, nil
+			case ShopToken:
+				return registry.User{Name: "shop", Namespaces: []string{"shop"}}, nil
+			}
+			return registry.User{}, errors.New("the token is not valid")
+		}},
+		Meters: registry.NewMeters(nil), Client: p.Client, Namespaces: registry.Namespaces{}, Logger: log,
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{tables.Run, p.Registrar.Run, p.Index.Run, p.Configs.Run} {
+		running.Go(func() { _ = run(ctx) })
+	}
+	p.stop = func() { cancel(); running.Wait() }
+	<-p.Index.Ready()
+}
+
+// Serve runs a server on a free port of this machine until the test ends, and returns its address.
+func (p *Plane) Serve(serve func(context.Context, net.Listener) error) string {
+	p.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := serve(ctx, l); err != nil {
+			p.t.Errorf("serve: %v", err)
+		}
+	}()
+	p.t.Cleanup(func() { cancel(); <-done })
+	return l.Addr().String()
+}
+
+// Dataplanes are those that are stored.
+func (p *Plane) Dataplanes() []*meshv1alpha1.Dataplane {
+	p.t.Helper()
+	list, _, err := p.Client.List(context.Background(), kind.Dataplane, resource.ListOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var out []*meshv1alpha1.Dataplane
+	for _, o := range list {
+		out = append(out, o.(*meshv1alpha1.Dataplane))
+	}
+	return out
+}
+
+// Eventually waits until f is true, for at most 10 s.
+func (p *Plane) Eventually(what string, f func() bool) {
+	p.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
