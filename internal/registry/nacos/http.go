@@ -533,10 +533,10 @@ func (s *Server) httpSearch(c *call) (any, error) {
 	}
 	from := min(max(page-1, 0)*size, len(keys))
 	items := []map[string]any{}
-	for _, k := range keys[from:min(from+size, len(keys))] {
+	for i, k := range keys[from:min(from+size, len(keys))] {
 		if o := s.core.Configs.Get(k); o != nil {
 			items = append(items, map[string]any{
-				"id": string(o.UID), "dataId": k.DataID, "group": k.Group, "groupName": k.Group, "content": o.Spec.Content, "md5": s.core.Configs.MD5(k),
+				"id": strconv.FormatInt(int64(from+i+1), 10), "dataId": k.DataID, "group": k.Group, "groupName": k.Group, "content": o.Spec.Content, "md5": s.core.Configs.MD5(k),
 				"tenant": n.Tenant, "appName": o.Spec.Application, "type": typeOf(o), "lastModified": modifiedAt(o),
 			})
 		}

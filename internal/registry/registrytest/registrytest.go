@@ -88,6 +88,11 @@ func (p *Plane) Serve(serve func(context.Context, net.Listener) error) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	return p.ServeOn(l, serve)
+}
+
+// ServeOn is Serve on a listener.
+func (p *Plane) ServeOn(l net.Listener, serve func(context.Context, net.Listener) error) string {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

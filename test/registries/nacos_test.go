@@ -1,0 +1,210 @@
+package registries
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nacos-group/nacos-sdk-go/v2/clients"
+	"github.com/nacos-group/nacos-sdk-go/v2/clients/config_client"
+	"github.com/nacos-group/nacos-sdk-go/v2/clients/naming_client"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/constant"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"github.com/nacos-group/nacos-sdk-go/v2/vo"
+
+	"github.com/proxima-mesh/proxima/internal/registry/nacos"
+	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
+)
+
+// serveNacos on two ports, gRPC 1000 above HTTP, as clients expect; the result is that of HTTP.
+func serveNacos(t *testing.T, p *registrytest.Plane) uint64 {
+	t.Helper()
+	s := nacos.New(p.Core)
+	for range 100 {
+		h, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := h.Addr().(*net.TCPAddr).Port
+		g, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port+1000)))
+		if err != nil {
+			_ = h.Close()
+			continue
+		}
+		p.ServeOn(h, s.ServeHTTPOn)
+		p.ServeOn(g, s.Serve)
+		return uint64(port)
+	}
+	t.Fatal("no two free ports")
+	return 0
+}
+
+// param of a client whose files are in a folder of its own: the SDK reads them again when it starts.
+func param(t *testing.T, port uint64, user, password string) vo.NacosClientParam {
+	dir := t.TempDir()
+	return vo.NacosClientParam{
+		ClientConfig: constant.NewClientConfig(constant.WithTimeoutMs(5000), constant.WithNotLoadCacheAtStart(true), constant.WithLogDir(dir),
+			constant.WithCacheDir(dir), constant.WithLogLevel("error"), constant.WithUsername(user), constant.WithPassword(password)),
+		ServerConfigs: []constant.ServerConfig{*constant.NewServerConfig("127.0.0.1", port)},
+	}
+}
+
+func naming(t *testing.T, port uint64) naming_client.INamingClient {
+	t.Helper()
+	c, err := clients.NewNamingClient(param(t, port, "", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func ports(list []model.Instance) string {
+	var out []string
+	for _, in := range list {
+		out = append(out, strconv.FormatUint(in.Port, 10))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ",")
+}
+
+// The SDK of Go, as it is: providers and a subscriber, a restart of the control plane between them.
+func TestNacosNaming(t *testing.T) {
+	p := registrytest.New(t)
+	port := serveNacos(t, p)
+	provider, consumer := naming(t, port), naming(t, port)
+	seen := make(chan string, 100)
+	if err := consumer.Subscribe(&vo.SubscribeParam{ServiceName: "orders", SubscribeCallback: func(list []model.Instance, err error) {
+		if err == nil {
+			seen <- ports(list)
+		}
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	until := func(want string) {
+		t.Helper()
+		for end := time.After(20 * time.Second); ; {
+			select {
+			case got := <-seen:
+				if got == want {
+					return
+				}
+			case <-end:
+				t.Fatalf("the subscriber did not see %q", want)
+			}
+		}
+	}
+	if ok, err := provider.BatchRegisterInstance(vo.BatchRegisterInstanceParam{ServiceName: "orders", Instances: []vo.RegisterInstanceParam{
+		{Ip: "10.1.0.7", Port: 20001, Weight: 1, Enable: true, Healthy: true, Ephemeral: true, Metadata: map[string]string{"dubbo.metadata.revision": "1"}},
+		{Ip: "10.1.0.7", Port: 20002, Weight: 2, Enable: true, Healthy: true, Ephemeral: true},
+	}}); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	until("20001,20002")
+	list, err := consumer.SelectInstances(vo.SelectInstancesParam{ServiceName: "orders", HealthyOnly: true})
+	if err != nil || len(list) != 2 {
+		t.Fatalf("select: %v, %v", list, err)
+	}
+	for _, in := range list {
+		if in.Port == 20001 && in.Metadata["dubbo.metadata.revision"] != "1" || in.Port == 20002 && in.Weight != 2 {
+			t.Errorf("instance %+v", in)
+		}
+	}
+	if all, err := consumer.GetAllServicesInfo(vo.GetAllServiceInfoParam{PageNo: 1, PageSize: 10}); err != nil || all.Count != 1 || all.Doms[0] != "orders" {
+		t.Errorf("services %+v, %v", all, err)
+	}
+	if ok, err := provider.DeregisterInstance(vo.DeregisterInstanceParam{Ip: "10.1.0.7", Port: 20001, ServiceName: "orders", Ephemeral: true}); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	until("20002")
+	provider.CloseClient()
+	p.Eventually("the provider is gone", func() bool { return len(p.Dataplanes()) == 0 })
+	consumer.CloseClient()
+}
+
+// Its persistent instances are registered by HTTP.
+func TestNacosPersistent(t *testing.T) {
+	p := registrytest.New(t)
+	c := naming(t, serveNacos(t, p))
+	defer c.CloseClient()
+	if ok, err := c.RegisterInstance(vo.RegisterInstanceParam{Ip: "10.1.0.8", Port: 9000, Weight: 1, Enable: true, Healthy: true, ServiceName: "db"}); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	p.Eventually("it is listed", func() bool {
+		list, err := c.SelectAllInstances(vo.SelectAllInstancesParam{ServiceName: "db"})
+		return err == nil && ports(list) == "9000" && !list[0].Ephemeral
+	})
+}
+
+func TestNacosConfig(t *testing.T) {
+	p := registrytest.New(t)
+	port := serveNacos(t, p)
+	client := func() config_client.IConfigClient {
+		c, err := clients.NewConfigClient(param(t, port, "", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.CloseClient)
+		return c
+	}
+	writer, reader := client(), client()
+	seen := make(chan string, 100)
+	if err := reader.ListenConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP", OnChange: func(_, _, _, data string) { seen <- data }}); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{"a: 1", "a: 2"} {
+		if ok, err := writer.PublishConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP", Content: content}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if got, err := writer.GetConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP"}); got != content || err != nil {
+			t.Errorf("read %q, %v after %q was written", got, err, content)
+		}
+		for end := time.After(20 * time.Second); ; {
+			select {
+			case got := <-seen:
+				if got != content {
+					continue
+				}
+			case <-end:
+				t.Fatalf("the listener did not see %q", content)
+			}
+			break
+		}
+	}
+	if ok, err := writer.PublishConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP", Content: "a: 3", CasMd5: "0"}); ok && err == nil {
+		t.Error("a write that compares with nothing replaced what is there")
+	}
+	page, err := reader.SearchConfig(vo.SearchConfigParam{Search: "accurate", DataId: "orders.yaml", Group: "DEFAULT_GROUP", PageNo: 1, PageSize: 10})
+	if err != nil || page.TotalCount != 1 || page.PageItems[0].Content != "a: 2" {
+		t.Errorf("search %+v, %v", page, err)
+	}
+	if ok, err := writer.DeleteConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP"}); !ok || err != nil {
+		t.Error(ok, err)
+	}
+	if got, err := writer.GetConfig(vo.ConfigParam{DataId: "orders.yaml", Group: "DEFAULT_GROUP"}); got != "" {
+		t.Errorf("read %q, %v after it was deleted", got, err)
+	}
+}
+
+// The SDK logs in with a token of the control plane as its password.
+func TestNacosLogin(t *testing.T) {
+	p := registrytest.New(t)
+	port := serveNacos(t, p)
+	p.Gate.Anonymous = nil
+	in := vo.RegisterInstanceParam{Ip: "10.1.0.8", Port: 9000, Weight: 1, Enable: true, Healthy: true, ServiceName: "db", Ephemeral: true}
+	refused := naming(t, port)
+	defer refused.CloseClient()
+	if ok, err := refused.RegisterInstance(in); ok && err == nil {
+		t.Error("registered without credentials")
+	}
+	c, err := clients.NewNamingClient(param(t, port, "nacos", registrytest.Token))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseClient()
+	if ok, err := c.RegisterInstance(in); !ok || err != nil {
+		t.Error(ok, err)
+	}
+}
