@@ -27,13 +27,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation, Instances and Following,
+// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following and Registries,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -75,6 +76,8 @@ type Config struct {
 	// Following sums up the proxies that follow from this instance; nil, or if it returns nil:
 	// they are not served.
 	Following func() *ProxiesStatus
+	// Registries that this instance serves; nil: none.
+	Registries func() []registry.Status
 	// Checks asks zones; at global.
 	Checks ZoneChecks
 	Logger *slog.Logger

@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -80,6 +81,8 @@ type Status struct {
 	// Proxies and gRPC programs that follow right now, from whichever instance; absent: they are
 	// not served.
 	Proxies *ProxiesStatus `json:"proxies,omitempty"`
+	// Registries whose protocols this instance serves.
+	Registries []registry.Status `json:"registries,omitempty"`
 	// Refused are agents whose versions are too far from that of this control plane.
 	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
@@ -263,6 +266,9 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	s.Refused = h.Refused.List(time.Now())
 	if h.Following != nil {
 		s.Proxies = h.Following()
+	}
+	if h.Registries != nil {
+		s.Registries = h.Registries()
 	}
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))

@@ -58,6 +58,7 @@ var manifests = map[string]string{
 	"HTTPRoute":         `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
 	"GRPCRoute":         `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
 	"TCPRoute":          `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
+	"RegistryConfig":    `{spec: {dataId: orders.yaml}}`,
 	"ReferenceGrant":    `{spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: web}], to: [{group: "", kind: Service}]}}`,
 	"TrafficPermission": `{spec: {allow: [{from: [{namespaces: [shop]}]}]}}`,
 	"BackendPolicy":     `{spec: {targetRefs: [{kind: Service, name: web}], timeout: {connect: 2s}}}`,

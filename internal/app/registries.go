@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/registered"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/eureka"
@@ -31,7 +32,9 @@ type RegistriesConfig struct {
 	Namespaces registry.Namespaces
 }
 
-func (c *RegistriesConfig) on() bool { return c.NacosPort != 0 || c.EurekaPort != 0 || c.ZooKeeperPort != 0 }
+func (c *RegistriesConfig) on() bool {
+	return c.NacosPort != 0 || c.EurekaPort != 0 || c.ZooKeeperPort != 0
+}
 
 // registryPort is one port of a registry protocol.
 type registryPort struct {
@@ -75,11 +78,11 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 	log = log.With("component", "registries")
 	core := &registry.Core{
 		Registrar: registry.NewRegistrar(registry.RegistrarConfig{
-			Client: a.client, Catalog: i.catalog, Owner: instanceName(a.address), Running: x.running, Leads: x.leads, Logger: log,
+			Client: a.client, Catalog: i.catalog, Owner: instanceName(a.address), MachineID: s.machineID, Running: x.running, Leads: x.leads, Logger: log,
 		}),
 		Index:   registry.NewIndex(registry.IndexConfig{Catalog: i.catalog, Site: cfg.site(), Logger: log}),
 		Configs: registry.NewConfigs(a.client, i.catalog, log),
-		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens)},
+		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens), Local: new(machine.Interfaces).Has},
 		Meters:  registry.NewMeters(s.metrics), Client: a.client, Namespaces: cfg.Registries.Namespaces, Logger: log,
 	}
 	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core)}

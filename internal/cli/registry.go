@@ -1,10 +1,16 @@
 package cli
 
 import (
+	"fmt"
+	"net/http"
 	"net/netip"
+	"text/tabwriter"
+	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/registry"
 )
@@ -45,4 +51,57 @@ func (r *registryFlags) config() (app.RegistriesConfig, error) {
 		return cfg, usagef("--registry-namespaces: %w", err)
 	}
 	return cfg, nil
+}
+
+func newRegistry(s *settings) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "registry",
+		GroupID: "operate",
+		Short:   "Look at what clients of registry protocols do",
+	}
+	cmd.AddCommand(newRegistryStatus(s))
+	return cmd
+}
+
+func newRegistryStatus(s *settings) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the registry protocols that are served, and their clients",
+		Long: `Status shows, for each registry protocol that the control plane serves: how many
+clients are connected to the instance that answers, how many sessions keep
+instances alive there, how many instances are registered by the protocol at any
+instance of the control plane, how many requests there were and failed, and how
+many changes clients were told of, the last one how long after it was made.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkFormat(output); err != nil {
+				return err
+			}
+			var status admin.Status
+			if err := s.call(cmd.Context(), http.MethodGet, admin.StatusPath, nil, &status); err != nil {
+				return err
+			}
+			if output == "json" || output == "yaml" {
+				return printValue(s.io.Out, status.Registries, output)
+			}
+			if len(status.Registries) == 0 {
+				fmt.Fprintln(s.io.Err, "no registry protocol is served: start the control plane with --nacos-port or --eureka-port")
+				return nil
+			}
+			w := tabwriter.NewWriter(s.io.Out, 6, 4, 3, ' ', 0)
+			fmt.Fprintln(w, "PROTOCOL\tADDRESS\tCLIENTS\tSESSIONS\tINSTANCES\tREQUESTS\tFAILED\tPUSHES\tLAST PUSH AFTER")
+			for _, r := range status.Registries {
+				last := "<none>"
+				if r.Pushes > 0 {
+					last = time.Duration(r.LastLagSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
+				}
+				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n",
+					r.Protocol, r.Address, r.Clients, r.Sessions, r.Instances, r.Requests, r.Failed, r.Pushes, last)
+			}
+			return w.Flush()
+		},
+	}
+	addOutputFlag(cmd.Flags(), &output)
+	return cmd
 }

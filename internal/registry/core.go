@@ -147,6 +147,8 @@ type Gate struct {
 	Check func(ctx context.Context, token string) (User, error)
 	// Anonymous are the addresses of clients that need no credentials.
 	Anonymous []netip.Prefix
+	// Local reports whether an address is one of this machine; nil: loopback addresses alone are.
+	Local func(netip.Addr) bool
 }
 
 // ErrUnauthenticated: the client has to show a token.
@@ -156,12 +158,16 @@ var ErrUnauthenticated = errors.New("credentials are required: a token of the co
 // Admit returns the user of a client. An invalid token is refused, wherever it comes from; without one,
 // the address decides.
 func (g *Gate) Admit(ctx context.Context, from netip.Addr, token string) (User, error) {
+	from = from.Unmap()
+	local := from.IsLoopback() || g.Local != nil && g.Local(from)
 	if token != "" {
-		return g.Check(ctx, token)
+		user, err := g.Check(ctx, token)
+		user.Local = local
+		return user, err
 	}
 	for _, p := range g.Anonymous {
-		if p.Contains(from.Unmap()) {
-			return User{}, nil
+		if p.Contains(from) {
+			return User{Local: local}, nil
 		}
 	}
 	return User{}, ErrUnauthenticated

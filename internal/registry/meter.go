@@ -75,7 +75,9 @@ func (m *Meters) of(p Protocol) *Status {
 func (m *Meters) Listens(p Protocol, address string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(p).Address = address
+	if s := m.of(p); s.Address == "" { // the first one, by which clients are configured
+		s.Address = address
+	}
 }
 
 // Client counts a client that came (1) or left (-1).

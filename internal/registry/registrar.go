@@ -44,6 +44,8 @@ type User struct {
 	Namespaces []string
 	// ReadOnly may write nothing.
 	ReadOnly bool
+	// Local: its client is on the machine of the control plane, so it may register loopback addresses.
+	Local bool
 	// ServiceAccount of what it registers; empty: the default one.
 	ServiceAccount string
 	// Bounds, if it is not nil, says what is wrong with an object that it registers: labels or
@@ -80,6 +82,8 @@ type RegistrarConfig struct {
 	// (resource.WithStatus), or both are written one after the other.
 	Client  resource.Client
 	Catalog *catalog.Catalog
+	// MachineID of this machine (package machine), for loopback addresses; empty: they are refused.
+	MachineID string
 	// Owner is the name of this instance of the control plane, the same after a restart.
 	Owner string
 	// Running are the owners that run now. Nil: this one is alone.
@@ -365,6 +369,13 @@ func (r *Registrar) put(ctx context.Context, in *Instance, user User, by *Sessio
 		return err
 	}
 	want.Spec.ServiceAccount = user.ServiceAccount
+	if in.Address.IsLoopback() {
+		if !user.Local || r.config.MachineID == "" {
+			return &ForbiddenError{user.String(), fmt.Sprintf("register loopback address %s from another machine than the control plane's: "+
+				"register an address by which others reach it", in.Address)}
+		}
+		want.Annotations[meshv1alpha1.AnnotationMachineID] = r.config.MachineID
+	}
 	if user.Bounds != nil {
 		if err := user.Bounds(want); err != nil {
 			return &ForbiddenError{user.String(), "register this instance of " + in.Service.String() + ": " + err.Error()}

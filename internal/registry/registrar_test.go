@@ -51,7 +51,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) start(owner string) {
 	tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
 	r.registrar = NewRegistrar(RegistrarConfig{
-		Client: r.client, Catalog: tables, Owner: owner, Running: func() map[string]bool { return r.running }, Grace: time.Minute,
+		Client: r.client, Catalog: tables, Owner: owner, MachineID: "m-1", Running: func() map[string]bool { return r.running }, Grace: time.Minute,
 	})
 	r.index = NewIndex(IndexConfig{Catalog: tables})
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -295,6 +295,23 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 		r.wait(10 * time.Second)
 		if len(r.dataplanes()) != 0 {
 			t.Error("it is there")
+		}
+	})
+}
+
+// A loopback address is of the machine that its client is on.
+func TestLoopback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		in := orders(8080)
+		in.Address = netip.MustParseAddr("127.0.0.1")
+		if err := r.registrar.Open(Nacos, User{}, 0).Register(t.Context(), in); !errors.As(err, new(*ForbiddenError)) {
+			t.Errorf("registered from elsewhere: %v", err)
+		}
+		r.register(r.registrar.Open(Nacos, User{Local: true}, 0), in)
+		if d := r.dataplanes(); len(d) != 1 || d[0].Annotations[meshv1alpha1.AnnotationMachineID] != "m-1" {
+			t.Errorf("dataplanes %v", d)
 		}
 	})
 }

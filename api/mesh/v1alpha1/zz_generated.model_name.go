@@ -431,6 +431,31 @@ func (in RateLimit) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RegistryConfig) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RegistryConfig"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RegistryConfigList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RegistryConfigList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RegistryConfigSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RegistryConfigSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RegistryConfigStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RegistryConfigStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RegistryConfigVersion) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RegistryConfigVersion"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in RejectedResource) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.RejectedResource"
 }

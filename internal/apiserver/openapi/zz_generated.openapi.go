@@ -112,6 +112,11 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ProxyPatchSpec{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_ProxyPatchSpec(ref),
 		v1alpha1.ProxyVersions{}.OpenAPIModelName():                                 schema_proxima_api_mesh_v1alpha1_ProxyVersions(ref),
 		v1alpha1.RateLimit{}.OpenAPIModelName():                                     schema_proxima_api_mesh_v1alpha1_RateLimit(ref),
+		v1alpha1.RegistryConfig{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_RegistryConfig(ref),
+		v1alpha1.RegistryConfigList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_RegistryConfigList(ref),
+		v1alpha1.RegistryConfigSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_RegistryConfigSpec(ref),
+		v1alpha1.RegistryConfigStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_RegistryConfigStatus(ref),
+		v1alpha1.RegistryConfigVersion{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_RegistryConfigVersion(ref),
 		v1alpha1.RejectedResource{}.OpenAPIModelName():                              schema_proxima_api_mesh_v1alpha1_RejectedResource(ref),
 		v1alpha1.RequestRate{}.OpenAPIModelName():                                   schema_proxima_api_mesh_v1alpha1_RequestRate(ref),
 		v1alpha1.ResourceSync{}.OpenAPIModelName():                                  schema_proxima_api_mesh_v1alpha1_ResourceSync(ref),
@@ -5132,6 +5137,268 @@ func schema_proxima_api_mesh_v1alpha1_RateLimit(ref common.ReferenceCallback) co
 		},
 		Dependencies: []string{
 			v1alpha1.HTTPRateLimit{}.OpenAPIModelName(), v1alpha1.PolicySource{}.OpenAPIModelName(), v1alpha1.TCPRateLimit{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RegistryConfig(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RegistryConfig is an entry of the configuration that clients of registries read, follow and write: as a configuration of Nacos, or a node of ZooKeeper. What Dubbo stores of its applications is in such entries, too.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The entry.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RegistryConfigSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the control plane keeps of the entry.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RegistryConfigStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RegistryConfigSpec{}.OpenAPIModelName(), v1alpha1.RegistryConfigStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RegistryConfigList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RegistryConfigList is a list of RegistryConfigs.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The RegistryConfigs.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RegistryConfig{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RegistryConfig{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RegistryConfigSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RegistryConfigSpec is an entry. Group and dataId name it; they do not change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"group": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Group of the entry. Empty: DEFAULT_GROUP.",
+							Default:     "DEFAULT_GROUP",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"dataId": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DataID is the name of the entry in its group.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"content": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Content, at most 1 MiB.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type of the content, as clients name it: text, json, xml, yaml, html, properties or toml. Empty: text.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"application": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Application that the entry is of, as its writer says.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"description": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Description of the entry.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"tags": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Tags of the entry.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"dataId"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RegistryConfigStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RegistryConfigStatus is set by the control plane with each write.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"md5": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MD5 of the content, in lower-case hexadecimal digits, by which clients compare.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"history": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "History has the newest earlier versions: at most 30, and at most 256 KiB of content.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RegistryConfigVersion{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RegistryConfigVersion{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RegistryConfigVersion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RegistryConfigVersion is an earlier version of an entry.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"generation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Generation of the object then.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"content": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Content then.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type of the content then.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"md5": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MD5 of the content.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"generation", "md5"},
+			},
+		},
 	}
 }
 

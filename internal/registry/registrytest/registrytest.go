@@ -58,7 +58,7 @@ func (p *Plane) start() {
 	log := slog.New(slog.DiscardHandler)
 	tables := catalog.New(catalog.Config{Client: p.Client, Descriptors: kind.All()})
 	p.Core = &registry.Core{
-		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", Grace: time.Minute}),
+		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", MachineID: "m-1", Grace: time.Minute}),
 		Index:     registry.NewIndex(registry.IndexConfig{Catalog: tables}),
 		Configs:   registry.NewConfigs(p.Client, tables, log),
 		Gate: &registry.Gate{Anonymous: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Check: func(_ context.Context, token string) (registry.User, error) {

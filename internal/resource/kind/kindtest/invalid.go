@@ -544,6 +544,12 @@ func Mistakes() []Mistake {
 		{"GlobalSecret", `{stringData: {a b: c}}`, "data[a b]: " + badKey},
 		{"GlobalSecret", `{stringData: {a: ` + strings.Repeat("x", corev1.MaxSecretSize+1) + `}}`,
 			"data: Too long: may not be more than 1048576 bytes"},
+
+		// RegistryConfig
+		{"RegistryConfig", `{spec: {dataId: ""}}`, "spec.dataId: Required value"},
+		{"RegistryConfig", `{spec: {group: "` + strings.Repeat("x", 257) + `"}}`, "spec.group: Too long: may not be more than 256 bytes"},
+		{"RegistryConfig", `{spec: {content: "` + strings.Repeat("x", 1<<20+1) + `"}}`,
+			"spec.content: Invalid value: \"1048577 bytes\": must have at most 1048576 bytes"},
 	}...)
 }
 

@@ -176,6 +176,9 @@ spec:
 		"ReferenceGrant": `
 metadata: {name: web, namespace: shop}
 spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: web}], to: [{group: "", kind: Service, name: pay}]}`,
+		"RegistryConfig": `
+metadata: {name: orders-yaml, namespace: shop}
+spec: {group: shop, dataId: orders.yaml, type: yaml, content: "a: 1", application: orders, description: of orders, tags: [a, b]}`,
 		"ZoneCosts": `
 metadata: {name: default}
 spec:
