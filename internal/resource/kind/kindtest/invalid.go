@@ -546,10 +546,10 @@ func Mistakes() []Mistake {
 			"data: Too long: may not be more than 1048576 bytes"},
 
 		// RegistryConfig
-		{"RegistryConfig", `{spec: {dataId: ""}}`, "spec.dataId: Required value"},
+		{"RegistryConfig", `{spec: {dataId: ""}}`, "spec.dataId: Required value: "},
 		{"RegistryConfig", `{spec: {group: "` + strings.Repeat("x", 257) + `"}}`, "spec.group: Too long: may not be more than 256 bytes"},
 		{"RegistryConfig", `{spec: {content: "` + strings.Repeat("x", 1<<20+1) + `"}}`,
-			"spec.content: Invalid value: \"1048577 bytes\": must have at most 1048576 bytes"},
+			"spec.content: Invalid value: must have at most 1048576 bytes"},
 	}...)
 }
 
