@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -62,14 +63,17 @@ type Configs struct {
 	entries  map[ConfigKey]map[resource.Key]*meshv1alpha1.RegistryConfig
 	// followers by entry; changed is closed when the tables are newer.
 	followers map[ConfigKey]map[*ConfigFollower]struct{}
+	all       map[*ConfigChanges]struct{}
 	changed   chan struct{}
+	ready     chan struct{}
 }
 
 // NewConfigs makes it; Run fills it.
 func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *Configs {
 	return &Configs{
 		client: client, catalog: c, log: log, snapshot: &catalog.Snapshot{}, entries: map[ConfigKey]map[resource.Key]*meshv1alpha1.RegistryConfig{},
-		followers: map[ConfigKey]map[*ConfigFollower]struct{}{}, changed: make(chan struct{}),
+		followers: map[ConfigKey]map[*ConfigFollower]struct{}{}, all: map[*ConfigChanges]struct{}{}, changed: make(chan struct{}),
+		ready: make(chan struct{}),
 	}
 }
 
@@ -77,7 +81,7 @@ func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *C
 func (c *Configs) Run(ctx context.Context) error {
 	sub := c.catalog.Subscribe(catalog.RegistryConfigs)
 	defer sub.Close()
-	for {
+	for first := true; ; first = false {
 		d, err := sub.Next(ctx)
 		switch {
 		case errors.Is(err, catalog.ErrClosed), ctx.Err() != nil:
@@ -86,8 +90,15 @@ func (c *Configs) Run(ctx context.Context) error {
 			return err
 		}
 		c.apply(&d)
+		if first {
+			close(c.ready)
+		}
 	}
 }
+
+// Ready is closed when the entries are known for the first time. Before, an entry may seem to be missing
+// that is not.
+func (c *Configs) Ready() <-chan struct{} { return c.ready }
 
 func (c *Configs) apply(d *catalog.Delta) {
 	c.mu.Lock()
@@ -113,6 +124,10 @@ func (c *Configs) apply(d *catalog.Delta) {
 		for key := range touched {
 			for f := range c.followers[key] {
 				f.notify()
+			}
+			for a := range c.all {
+				a.changed[key] = struct{}{}
+				signal(a.ready)
 			}
 		}
 	}
@@ -295,4 +310,45 @@ func (f *ConfigFollower) Close() {
 	if delete(c.followers[f.key], f); len(c.followers[f.key]) == 0 {
 		delete(c.followers, f.key)
 	}
+}
+
+// ConfigChanges collects which entries have changed, in all namespaces.
+type ConfigChanges struct {
+	configs *Configs
+	ready   chan struct{}
+	changed map[ConfigKey]struct{} // of configs.mu
+}
+
+// FollowAll is told of every change of an entry; at first of all that there are.
+func (c *Configs) FollowAll() *ConfigChanges {
+	a := &ConfigChanges{configs: c, ready: make(chan struct{}, 1), changed: map[ConfigKey]struct{}{}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all[a] = struct{}{}
+	for key := range c.entries {
+		a.changed[key] = struct{}{}
+	}
+	a.ready <- struct{}{}
+	return a
+}
+
+// Ready has a value when there is something to take.
+func (a *ConfigChanges) Ready() <-chan struct{} { return a.ready }
+
+// Take returns the entries that have changed since the last call, in order.
+func (a *ConfigChanges) Take() []ConfigKey {
+	c := a.configs
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := slices.SortedFunc(maps.Keys(a.changed), ConfigKey.Compare)
+	clear(a.changed)
+	return out
+}
+
+// Close ends it.
+func (a *ConfigChanges) Close() {
+	c := a.configs
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.all, a)
 }

@@ -121,13 +121,18 @@ var ErrStarting = errors.New("the control plane is starting")
 
 // Started returns ErrStarting until the tables are filled.
 func (c *Core) Started() error {
-	select {
-	case <-c.Index.Ready():
-		return nil
-	default:
-		return ErrStarting
+	for _, ready := range []<-chan struct{}{c.Index.Ready(), c.Configs.Ready()} {
+		select {
+		case <-ready:
+		default:
+			return ErrStarting
+		}
 	}
+	return nil
 }
+
+// Revision of the newest change in the tables.
+func (c *Core) Revision() uint64 { return c.Registrar.config.Catalog.Snapshot().Revision() }
 
 // CheckNamespace reports whether a namespace exists, and instances can be registered in it.
 func (c *Core) CheckNamespace(namespace string) error {

@@ -288,6 +288,40 @@ func (s *Session) Keys() []resource.Key {
 	return out
 }
 
+// Adopt an ephemeral instance whose client is this session's, though another instance of the control
+// plane, or an earlier run of this one, has registered it. What is registered stays as it is. One that
+// is not there, or lives without a session, is ErrNotFound.
+func (s *Session) Adopt(ctx context.Context, key resource.Key) error {
+	r := s.registrar
+	defer r.lock(key)()
+	have := r.lookup(key)
+	for range attempts {
+		if have == nil {
+			var err error
+			if have, err = r.get(ctx, key); err != nil {
+				return fmt.Errorf("adopt instance %s: %w", key, err)
+			}
+		}
+		switch {
+		case ownerOf(have) == "":
+			return ErrNotFound
+		case ownerOf(have) == r.config.Owner:
+			return s.claim(key)
+		}
+		next := have.DeepCopy()
+		next.Annotations[AnnotationOwner] = r.config.Owner
+		_, err := r.config.Client.Update(ctx, kind.Dataplane, next)
+		if err == nil {
+			return s.claim(key)
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("adopt instance %s: %w", key, err)
+		}
+		have = nil
+	}
+	return fmt.Errorf("adopt instance %s: others changed it %d times meanwhile", key, attempts)
+}
+
 // claim an instance that is written, under the lock of its key. One that comes too late is removed.
 func (s *Session) claim(key resource.Key) error {
 	r := s.registrar
@@ -543,8 +577,13 @@ func (r *Registrar) remove(ctx context.Context, d *meshv1alpha1.Dataplane) error
 		return fmt.Errorf("remove instance %s: %w", key, err)
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.removed[d.UID] = time.Now()
+	claim := r.claims[key]
+	delete(r.claims, key)
+	r.mu.Unlock()
+	if claim != nil { // the client of another session removed it
+		claim.forget(key)
+	}
 	return nil
 }
 

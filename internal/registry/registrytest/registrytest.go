@@ -79,6 +79,7 @@ func (p *Plane) start() {
 	}
 	p.stop = func() { cancel(); running.Wait() }
 	<-p.Index.Ready()
+	<-p.Configs.Ready()
 }
 
 // Serve runs a server on a free port of this machine until the test ends, and returns its address.
