@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/eureka"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
+	"github.com/proxima-mesh/proxima/internal/registry/zookeeper"
 )
 
 // RegistriesConfig says which registry protocols are served.
@@ -128,6 +129,11 @@ func registryPorts(cfg *RegistriesConfig, core *registry.Core) []*registryPort {
 	if cfg.EurekaPort != 0 {
 		out = append(out, &registryPort{
 			protocol: registry.Eureka, flag: "--eureka-port", port: cfg.EurekaPort, alpn: []string{"http/1.1"}, serve: eureka.New(core).Serve,
+		})
+	}
+	if cfg.ZooKeeperPort != 0 {
+		out = append(out, &registryPort{
+			protocol: registry.ZooKeeper, flag: "--zookeeper-port", port: cfg.ZooKeeperPort, serve: zookeeper.New(core).Serve,
 		})
 	}
 	return out

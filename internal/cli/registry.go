@@ -26,6 +26,7 @@ type registryFlags struct {
 func (r *registryFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&r.cfg.NacosPort, "nacos-port", 0, "port for clients of Nacos, on the API's host: HTTP here, gRPC 1000 above it; 8848 is usual; 0: off")
 	f.IntVar(&r.cfg.EurekaPort, "eureka-port", 0, "port for clients of Eureka, on the API's host; 8761 is usual; 0: off")
+	f.IntVar(&r.cfg.ZooKeeperPort, "zookeeper-port", 0, "port for clients of ZooKeeper that register services, on the API's host; 2181 is usual; 0: off")
 	f.StringVar(&r.tls, "registry-tls", string(registry.TLSOptional), "TLS of registry clients: off, optional (the client decides) or required")
 	f.StringSliceVar(&r.anonymous, "registry-anonymous", []string{"127.0.0.0/8", "::1/128"}, "addresses of registry clients that need no credentials; others show a token of the control plane as their password")
 	f.StringSliceVar(&r.namespaces, "registry-namespaces", nil, "namespaces of registries as those of Kubernetes, as public=default,dev=shop-dev; the names of others are the same")

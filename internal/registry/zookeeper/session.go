@@ -1,0 +1,247 @@
+package zookeeper
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/registry"
+)
+
+const (
+	// Timeouts of sessions, as of a ZooKeeper with its usual tick of 2 s: 2 to 20 ticks.
+	minTimeout = 4 * time.Second
+	maxTimeout = 40 * time.Second
+	// passwordSize as of ZooKeeper.
+	passwordSize = 16
+	// maxEnded sessions are remembered, the newest.
+	maxEnded = 65_536
+)
+
+// session of a client. It outlives its connection, and an instance of the control plane: all that is to be
+// known of it is in the ephemeral instances that it keeps alive. One without them is whatever its client
+// says.
+type session struct {
+	server   *Server
+	id       int64
+	password []byte
+	timeout  time.Duration
+
+	mu    sync.Mutex
+	conn  *conn
+	timer *time.Timer
+	over  bool
+	// holds are the sessions of the core, by user: what a client registers as one user is that one's.
+	holds map[string]*registry.Session
+}
+
+// proof of a session's password, that is stored with its instances.
+func (s *session) proof() string {
+	sum := sha256.Sum256(append(binary.BigEndian.AppendUint64(nil, uint64(s.id)), s.password...))
+	return hex.EncodeToString(sum[:16])
+}
+
+// open a new session, or that of a client who comes back; nil: it has ended, or is another client's.
+func (s *Server) open(t *tree, id int64, password []byte, timeout time.Duration) *session {
+	if id == 0 {
+		var b [8 + passwordSize]byte
+		_, _ = rand.Read(b[:]) // it never fails
+		id, password = int64(binary.BigEndian.Uint64(b[:8])>>1|1<<32), b[8:]
+	} else if len(password) != passwordSize || id <= foreignOwner {
+		return nil
+	}
+	out := &session{server: s, id: id, password: password, timeout: timeout, holds: map[string]*registry.Session{}}
+	lives, genuine := out.proven(t) // with another instance of the control plane, perhaps
+	if !genuine {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.sessions[id]
+	switch {
+	case have != nil && subtle.ConstantTimeCompare(have.password, password) == 1:
+		return have
+	case have != nil, !lives && s.ended.has(id):
+		return nil
+	}
+	out.timer = time.AfterFunc(timeout, out.expire)
+	s.sessions[id] = out
+	return out
+}
+
+// attach the session to a connection, in place of the one that it had. It returns false if it has ended.
+func (s *session) attach(c *conn, timeout time.Duration) bool {
+	s.mu.Lock()
+	before := s.conn
+	ok := !s.over
+	if ok {
+		s.conn, s.timeout = c, timeout
+		s.timer.Reset(timeout)
+	}
+	s.mu.Unlock()
+	if before != nil && before != c {
+		before.kill()
+	}
+	return ok
+}
+
+// detach a connection that has ended. A session without instances needs not be known.
+func (s *session) detach(c *conn) {
+	s.mu.Lock()
+	if s.conn == c {
+		s.conn = nil
+	}
+	forget := s.conn == nil && len(s.holds) == 0 && !s.over
+	s.mu.Unlock()
+	if forget {
+		s.forget()
+	}
+}
+
+func (s *session) forget() {
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil || len(s.holds) > 0 {
+		return
+	}
+	s.over = true
+	s.timer.Stop()
+	delete(s.server.sessions, s.id)
+}
+
+// touch the session: its client lives.
+func (s *session) touch() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.over {
+		s.timer.Reset(s.timeout)
+	}
+}
+
+// hold is the session of the core for a user.
+func (s *session) hold(user registry.User) (*registry.Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return nil, registry.ErrEnded
+	}
+	h := s.holds[user.Name]
+	if h == nil {
+		h = s.server.core.Registrar.Open(registry.ZooKeeper, user, 0)
+		s.holds[user.Name] = h
+	}
+	return h, nil
+}
+
+// expire ends a session whose client has not been heard of.
+func (s *session) expire() {
+	s.server.log.Debug("a session of a client of ZooKeeper has expired", "session", s.id)
+	s.close()
+}
+
+// close ends the session with its instances.
+func (s *session) close() {
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return
+	}
+	s.over = true
+	s.timer.Stop()
+	c, holds := s.conn, s.holds
+	s.conn = nil
+	s.mu.Unlock()
+	server := s.server
+	server.mu.Lock()
+	delete(server.sessions, s.id)
+	if len(holds) > 0 {
+		server.ended.add(s.id)
+	}
+	server.mu.Unlock()
+	if c != nil {
+		c.end()
+	}
+	for _, h := range holds {
+		h.Close(0)
+	}
+}
+
+// stop the session without an end: it is another server's.
+func (s *session) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = true
+	s.timer.Stop()
+}
+
+// proven reports whether the session has instances, and whether they are its: others see its id.
+func (s *session) proven(t *tree) (lives, genuine bool) {
+	proof := []byte(s.proof())
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.sessions[s.id] {
+		if subtle.ConstantTimeCompare([]byte(n.proof), proof) != 1 {
+			return true, false
+		}
+		lives = true
+	}
+	return lives, true
+}
+
+// adopt the instances of the session that nothing here keeps alive: those that it registered at another
+// instance of the control plane, or before a restart.
+func (s *session) adopt(ctx context.Context, t *tree) {
+	var nodes []*node
+	t.mu.Lock()
+	for _, n := range t.sessions[s.id] {
+		if !s.server.core.Registrar.Claimed(n.key) {
+			nodes = append(nodes, n)
+		}
+	}
+	t.mu.Unlock()
+	if len(nodes) == 0 {
+		return
+	}
+	// What its user may do is not of concern: the instances stay as they are.
+	h, err := s.hold(registry.User{})
+	if err != nil {
+		return
+	}
+	for _, n := range nodes {
+		if err := h.Adopt(ctx, n.key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+			s.server.log.Warn("an instance of a client of ZooKeeper that came back is not kept alive yet; it is tried again with the next ping",
+				"path", n.path, "error", err)
+		}
+	}
+}
+
+// endedSessions are the newest that ended with instances: their clients are told so, once they come back.
+type endedSessions struct {
+	ids   map[int64]struct{}
+	order []int64
+}
+
+func (e *endedSessions) has(id int64) bool {
+	_, ok := e.ids[id]
+	return ok
+}
+
+func (e *endedSessions) add(id int64) {
+	if e.ids == nil {
+		e.ids = map[int64]struct{}{}
+	}
+	if len(e.order) == maxEnded {
+		delete(e.ids, e.order[0])
+		e.order = e.order[1:]
+	}
+	e.ids[id] = struct{}{}
+	e.order = append(e.order, id)
+}
