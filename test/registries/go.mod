@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/proxima-mesh/proxima => ../..
 
 require (
+	github.com/go-zookeeper/zk v1.0.4
 	github.com/hudl/fargo v1.4.0
 	github.com/nacos-group/nacos-sdk-go/v2 v2.3.2
 	github.com/proxima-mesh/proxima v0.0.0-00010101000000-000000000000

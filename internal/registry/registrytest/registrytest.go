@@ -94,6 +94,12 @@ func (p *Plane) Serve(serve func(context.Context, net.Listener) error) string {
 
 // ServeOn is Serve on a listener.
 func (p *Plane) ServeOn(l net.Listener, serve func(context.Context, net.Listener) error) string {
+	p.ServeUntil(l, serve)
+	return l.Addr().String()
+}
+
+// ServeUntil is Serve on a listener, until stop is called, or the test ends.
+func (p *Plane) ServeUntil(l net.Listener, serve func(context.Context, net.Listener) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -102,8 +108,9 @@ func (p *Plane) ServeOn(l net.Listener, serve func(context.Context, net.Listener
 			p.t.Errorf("serve: %v", err)
 		}
 	}()
-	p.t.Cleanup(func() { cancel(); <-done })
-	return l.Addr().String()
+	stop = func() { cancel(); <-done }
+	p.t.Cleanup(stop)
+	return stop
 }
 
 // Dataplanes are those that are stored.
