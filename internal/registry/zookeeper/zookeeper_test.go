@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -575,6 +576,30 @@ func TestExpiry(t *testing.T) {
 	p.Eventually("the tree has it no more", func() bool { return dial(t, address, nil).children("/services/a", false) == "" })
 	if got := dial(t, address, c); got.timeout != 0 || got.id != 0 {
 		t.Errorf("the session has ended, and is %+v", got)
+	}
+}
+
+// The guide says which paths are mapped.
+func TestGuide(t *testing.T) {
+	guide, err := os.ReadFile("../../../docs/how-to/registry-zookeeper.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(guide), "```paths\n")
+	block, _, end := strings.Cut(rest, "```")
+	if !ok || !end {
+		t.Fatal("there are no paths")
+	}
+	_, address := serve(t)
+	c := dial(t, address, nil)
+	for path := range strings.Lines(block) {
+		path = strings.TrimSpace(path)
+		if got := c.create(path, "", modePersistent); got != codeOK {
+			t.Errorf("create %s: %d", path, got)
+		}
+		if _, _, got := c.get("/shop"+path, false); got != codeNoNode {
+			t.Errorf("in another namespace: %s: %d", path, got)
+		}
 	}
 }
 
