@@ -16,7 +16,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi soak lint gen bench cross image packages release release-check clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries soak lint gen bench cross image packages release release-check clean
 
 build: $(BIN)/proxima $(BIN)/proxima-sidecar ## build bin/proxima and bin/proxima-sidecar
 
@@ -65,6 +65,9 @@ interop-envoy: ## policies and routes on real Envoys, oldest and newest (minutes
 
 interop-gatewayapi: build $(BIN)/kubectl ## Gateway API's conformance suite, profiles of meshes, as root
 	@tools/interop-gatewayapi
+
+interop-registries: ## registry protocols beside the real servers, with a JDK and mvn (minutes)
+	@tools/interop-registries
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run

@@ -160,7 +160,13 @@ func (c *conn) hello(ctx context.Context, in []byte) (answer []byte, ok bool) {
 	}
 	c.admit(ctx)
 	session := c.server.open(c.tree, id, password, timeout)
-	if ok = session != nil && session.attach(c, timeout); ok {
+	if session != nil && !session.attach(c, timeout) {
+		// It was forgotten meanwhile, with the connection that it had, or has ended.
+		if session = c.server.open(c.tree, id, password, timeout); session != nil && !session.attach(c, timeout) {
+			session = nil
+		}
+	}
+	if ok = session != nil; ok {
 		c.session, c.timeout = session, timeout
 		session.adopt(ctx, c.tree)
 	} else {
@@ -333,7 +339,7 @@ func (s *Server) word(word string) (string, bool) {
 		return "", false
 	}
 	s.mu.Lock()
-	conns, sessions, requests := len(s.conns), len(s.sessions), s.requests
+	conns, sessions, requests := len(s.conns), len(s.sessions), s.requests.Load()
 	var zxid int64
 	nodes, watches, ephemerals := 0, 0, 0
 	for _, t := range s.trees {

@@ -64,9 +64,7 @@ func (c *conn) handle(ctx context.Context, in []byte) bool {
 	if d.err != nil {
 		return false
 	}
-	c.server.mu.Lock()
-	c.server.requests++
-	c.server.mu.Unlock()
+	c.server.requests.Add(1)
 	stay := true
 	var err error
 	switch op {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
@@ -19,7 +20,8 @@ type Server struct {
 	log     *slog.Logger
 	started time.Time
 	// paths has the locks of writes, by path.
-	paths pathLocks
+	paths    pathLocks
+	requests atomic.Uint64
 
 	mu       sync.Mutex
 	ctx      context.Context
@@ -28,7 +30,6 @@ type Server struct {
 	sessions map[int64]*session
 	ended    endedSessions
 	trees    map[locality.Zone]*tree
-	requests uint64
 }
 
 // New makes a server; Serve starts it.
