@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,20 +27,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rig struct {
 	t         *testing.T
 	client    *resourcetest.Client
-	writes    int
+	writes    atomic.Int32
 	registrar *Registrar
 	index     *Index
 	stop      func()
-	running   map[string]bool
+	running   atomic.Pointer[map[string]bool]
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, client: resourcetest.New(kind.All()...), running: map[string]bool{"cp-1": true}}
+	r := &rig{t: t, client: resourcetest.New(kind.All()...)}
+	r.running.Store(&map[string]bool{"cp-1": true})
 	r.client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
 	r.client.Intercept(func(c resourcetest.Call) error {
 		switch c.Verb {
 		case resourcetest.Create, resourcetest.Update, resourcetest.UpdateStatus, resourcetest.Delete:
-			r.writes++
+			r.writes.Add(1)
 		}
 		return nil
 	})
@@ -51,7 +53,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) start(owner string) {
 	tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
 	r.registrar = NewRegistrar(RegistrarConfig{
-		Client: r.client, Catalog: tables, Owner: owner, MachineID: "m-1", Running: func() map[string]bool { return r.running }, Grace: time.Minute,
+		Client: r.client, Catalog: tables, Owner: owner, MachineID: "m-1", Running: func() map[string]bool { return *r.running.Load() }, Grace: time.Minute,
 	})
 	r.index = NewIndex(IndexConfig{Catalog: tables})
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -100,8 +102,8 @@ func TestRegister(t *testing.T) {
 		s := r.registrar.Open(Nacos, User{Name: "shopkeeper"}, 0)
 		r.register(s, orders(8080))
 		r.register(s, orders(8080))
-		if r.writes != 1 {
-			t.Errorf("%d writes for an instance that is registered twice, want 1", r.writes)
+		if r.writes.Load() != 1 {
+			t.Errorf("%d writes for an instance that is registered twice, want 1", r.writes.Load())
 		}
 		d := r.dataplanes()[0]
 		if d.Labels[LabelService] != "orders" || d.Labels[LabelMetadata+"version"] != "v2" || d.Status.Conditions[0].Status != metav1.ConditionTrue {
@@ -134,8 +136,8 @@ func TestSessionIsTakenOver(t *testing.T) {
 		second := r.registrar.Open(Nacos, User{}, 0)
 		r.register(second, orders(8080))
 		r.wait(time.Minute)
-		if all := r.dataplanes(); len(all) != 1 || all[0].Spec.Ports[0].Port != 8080 || r.writes != 3 {
-			t.Errorf("%d writes, left: %v", r.writes, all)
+		if all := r.dataplanes(); len(all) != 1 || all[0].Spec.Ports[0].Port != 8080 || r.writes.Load() != 3 {
+			t.Errorf("%d writes, left: %v", r.writes.Load(), all)
 		}
 	})
 }
@@ -152,8 +154,8 @@ func TestRenew(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if r.writes != 1 || len(r.dataplanes()) != 1 {
-			t.Errorf("%d writes, %d instances", r.writes, len(r.dataplanes()))
+		if r.writes.Load() != 1 || len(r.dataplanes()) != 1 {
+			t.Errorf("%d writes, %d instances", r.writes.Load(), len(r.dataplanes()))
 		}
 		r.wait(92 * time.Second)
 		if len(r.dataplanes()) != 0 {
@@ -181,8 +183,8 @@ func TestRestart(t *testing.T) {
 		}
 		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8081))
 		r.wait(50 * time.Second)
-		if len(r.dataplanes()) != 2 || r.writes != 2 {
-			t.Errorf("in the grace: %d instances, %d writes", len(r.dataplanes()), r.writes)
+		if len(r.dataplanes()) != 2 || r.writes.Load() != 2 {
+			t.Errorf("in the grace: %d instances, %d writes", len(r.dataplanes()), r.writes.Load())
 		}
 		r.wait(20 * time.Second)
 		if all := r.dataplanes(); len(all) != 1 || all[0].Spec.Ports[0].Port != 8081 {
@@ -206,7 +208,7 @@ func TestOwnerGone(t *testing.T) {
 			t.Fatal("instances of an owner that runs are removed")
 		}
 		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8081))
-		r.running = map[string]bool{"cp-2": true}
+		r.running.Store(&map[string]bool{"cp-2": true})
 		r.wait(30 * time.Second)
 		if len(r.dataplanes()) != 2 {
 			t.Error("instances of an owner that is gone are removed before its clients had time")
@@ -282,16 +284,17 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 		defer r.stop()
 		s := r.registrar.Open(Nacos, User{}, 0)
 		r.register(s, orders(8080))
-		failing := true
+		var failing atomic.Bool
+		failing.Store(true)
 		r.client.Intercept(func(c resourcetest.Call) error {
-			if c.Verb == resourcetest.Delete && failing {
+			if c.Verb == resourcetest.Delete && failing.Load() {
 				return errors.New("the disk is full")
 			}
 			return nil
 		})
 		s.Close(0)
 		r.wait(10 * time.Second)
-		failing = false
+		failing.Store(false)
 		r.wait(10 * time.Second)
 		if len(r.dataplanes()) != 0 {
 			t.Error("it is there")
@@ -334,8 +337,8 @@ func TestRefused(t *testing.T) {
 				t.Errorf("error %v, want one that says %q", err, what)
 			}
 		}
-		if r.writes != 0 || len(s.Keys()) != 0 {
-			t.Errorf("%d writes, %d claims", r.writes, len(s.Keys()))
+		if r.writes.Load() != 0 || len(s.Keys()) != 0 {
+			t.Errorf("%d writes, %d claims", r.writes.Load(), len(s.Keys()))
 		}
 	})
 }
