@@ -19,6 +19,10 @@ const (
 	// reconnectGrace is how long the instances of a connection stay that was cut: clients come back
 	// after 1 to 3 s.
 	reconnectGrace = 6 * time.Second
+	// settle is how long the first change after a subscription is held back. The SDK of Go subscribes
+	// to read a list, and adds its callback later: the callback never learns of what was pushed
+	// between the two. Nacos delays every push by as much (nacos.naming.push.pushTaskDelay).
+	settle = 500 * time.Millisecond
 	// maxSubscriptions and maxListened bound what one connection follows.
 	maxSubscriptions = 10_000
 	maxListened      = 20_000
@@ -62,6 +66,8 @@ type subscription struct {
 	namespace string // as the client calls it
 	follower  *registry.Follower
 	position  registry.Position // that the client has
+	made      time.Time
+	held      bool // until it has settled
 }
 
 // listened is an entry of the configuration that a client follows.
@@ -190,9 +196,15 @@ func (c *conn) signal() {
 func (c *conn) queueSub(s *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.closed {
+	left := settle - time.Since(s.made)
+	switch {
+	case c.closed:
+	case left <= 0:
 		c.waitingSubs[s] = struct{}{}
 		c.signal()
+	case !s.held:
+		s.held = true
+		time.AfterFunc(left, func() { c.queueSub(s) })
 	}
 }
 
@@ -234,7 +246,7 @@ func (c *conn) subscribe(key subKey, namespace string) (*registry.Listing, error
 		c.mu.Unlock()
 		return nil, invalid("a connection may subscribe to %d services at most", maxSubscriptions)
 	case s == nil:
-		s = &subscription{key: key, namespace: namespace}
+		s = &subscription{key: key, namespace: namespace, made: time.Now()}
 		c.subs[key] = s
 		zone := c.zone
 		c.mu.Unlock()

@@ -176,6 +176,7 @@ func TestNaming(t *testing.T) {
 	if answer := c.ask("PersistentInstanceRequest", map[string]any{}); answer["errorCode"] != 302.0 {
 		t.Errorf("a request of an ability that is not here: %v", answer)
 	}
+	subscribed := time.Now()
 	if got, _ := hosts(c.ask("SubscribeServiceRequest", subscribe("orders"))); got != "" {
 		t.Errorf("hosts %s", got)
 	}
@@ -194,6 +195,9 @@ func TestNaming(t *testing.T) {
 			t.Errorf("position %g after %g", next, last)
 		}
 		last = next
+	}
+	if after := time.Since(subscribed); after < settle {
+		t.Errorf("a change was pushed %s after the subscription, before the client has its callback", after)
 	}
 	if answer := provider.ask("BatchInstanceRequest", register("orders", 20002)); answer["success"] != true {
 		t.Fatal(answer)
