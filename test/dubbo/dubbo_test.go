@@ -1,0 +1,185 @@
+package dubbo
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	core "github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/nacos"
+	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// control is a control plane with the ports of Nacos: gRPC 1000 above HTTP, as clients expect.
+type control struct {
+	*registrytest.Plane
+	t    *testing.T
+	port int
+	stop func()
+}
+
+func newControl(t *testing.T) *control {
+	t.Helper()
+	c := &control{Plane: registrytest.New(t), t: t}
+	for range 100 {
+		c.port = freePort(t)
+		if c.serve() == nil {
+			t.Cleanup(func() { c.stop() })
+			return c
+		}
+	}
+	t.Fatal("no two free ports")
+	return nil
+}
+
+// address of Nacos.
+func (c *control) address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)) }
+
+func (c *control) serve() error {
+	var listeners []net.Listener
+	for _, port := range []int{c.port, c.port + 1000} {
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			for _, l := range listeners {
+				_ = l.Close()
+			}
+			return err
+		}
+		listeners = append(listeners, l)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	s := nacos.New(c.Core)
+	for i, serve := range []func(context.Context, net.Listener) error{s.ServeHTTPOn, s.Serve} {
+		running.Go(func() {
+			if err := serve(ctx, listeners[i]); err != nil {
+				c.t.Errorf("serve: %v", err)
+			}
+		})
+	}
+	c.stop = func() { cancel(); running.Wait() }
+	return nil
+}
+
+// providers is how many instances of providers there are whose clients are connected. Consumers that use
+// interfaces register themselves, too.
+func (c *control) providers() (n int) {
+	for _, d := range c.Dataplanes() {
+		if c.Registrar.Claimed(resource.KeyOf(d)) && !strings.Contains(d.Annotations[core.AnnotationInstance], `"service":"consumers:`) {
+			n++
+		}
+	}
+	return n
+}
+
+// restart the control plane, on what is stored; meanwhile is called while there is none.
+func (c *control) restart(meanwhile func()) {
+	c.t.Helper()
+	c.stop()
+	meanwhile()
+	c.Restart()
+	if err := c.serve(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	port := l.Addr().(*net.TCPAddr).Port
+	if slices.Contains(given, port) {
+		return freePort(t)
+	}
+	given = append(given, port)
+	return port
+}
+
+// given are the ports that were free.
+var given []int
+
+// A consumer finds the providers of its interface, in each way in which they can be registered.
+func TestModes(t *testing.T) {
+	for _, mode := range []string{"service", "interface", "all"} {
+		t.Run(mode, func(t *testing.T) {
+			at := newControl(t).address()
+			first := start(t, application{Role: "provider", Name: "orders", Registry: at, Mode: mode, Port: freePort(t), Reply: "first"})
+			consumer := start(t, application{Role: "consumer", Name: "shop", Registry: at, Mode: mode})
+			consumer.until(0, "first greets")
+			from := consumer.position()
+			start(t, application{Role: "provider", Name: "orders", Registry: at, Mode: mode, Port: freePort(t), Reply: "second"})
+			consumer.until(from, "second greets")
+			first.stop()
+			from = consumer.position()
+			consumer.after(20)
+			if failed := consumer.failures(from); len(failed) > 0 {
+				t.Errorf("%d calls failed after a provider has ended: %s", len(failed), failed[0])
+			}
+			for _, call := range consumer.calls[from:] {
+				if strings.HasPrefix(call, "first") {
+					t.Error("a call reached the provider that has ended")
+				}
+			}
+		})
+	}
+}
+
+// Applications that use the protocol of Dubbo 2, with Hessian, are found in the same way.
+func TestDubboProtocol(t *testing.T) {
+	at := newControl(t).address()
+	start(t, application{
+		Role: "provider", Name: "orders", Registry: at, Mode: "service", Protocol: "dubbo",
+		Port: freePort(t), MetadataPort: freePort(t), Reply: "first",
+	})
+	start(t, application{Role: "consumer", Name: "shop", Registry: at, Mode: "service", Protocol: "dubbo"}).until(0, "first greets")
+}
+
+// A consumer goes on calling while the control plane restarts, and learns of changes after it.
+func TestRestart(t *testing.T) {
+	for _, mode := range []string{"service", "interface"} {
+		t.Run(mode, func(t *testing.T) {
+			c := newControl(t)
+			start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: mode, Port: freePort(t), Reply: "first"})
+			second := start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: mode, Port: freePort(t), Reply: "second"})
+			consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: mode})
+			consumer.until(0, "first greets")
+			consumer.until(0, "second greets")
+			from := consumer.position()
+			c.restart(func() { consumer.after(50) })
+			c.Eventually("the providers are connected to what runs now", func() bool { return c.providers() == 2 })
+			consumer.after(100)
+			if failed := consumer.failures(from); len(failed) > 0 {
+				t.Errorf("%d calls failed around the restart: %s", len(failed), failed[0])
+			}
+			if n := consumer.count("size=0"); n > 0 {
+				t.Errorf("the consumer was told %d times that there are no instances", n)
+			}
+			from = consumer.position()
+			start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: mode, Port: freePort(t), Reply: "third"})
+			consumer.until(from, "third greets")
+			second.kill()
+			c.Eventually("the provider that was killed is gone", func() bool { return c.providers() == 2 })
+		})
+	}
+}
+
+// A provider alone is replaced by a new version of it, of another revision.
+func TestProviderRestarts(t *testing.T) {
+	c := newControl(t)
+	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service"})
+	from := 0
+	for _, reply := range []string{"first", "second", "third"} {
+		p := start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: freePort(t), Reply: reply})
+		consumer.until(from, reply+" greets")
+		from = consumer.position()
+		p.stop()
+	}
+}
