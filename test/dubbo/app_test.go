@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +22,7 @@ import (
 	"dubbo.apache.org/dubbo-go/v3/client"
 	"dubbo.apache.org/dubbo-go/v3/common"
 	"dubbo.apache.org/dubbo-go/v3/common/constant"
+	"dubbo.apache.org/dubbo-go/v3/config_center"
 	_ "dubbo.apache.org/dubbo-go/v3/imports"
 	"dubbo.apache.org/dubbo-go/v3/protocol"
 	"dubbo.apache.org/dubbo-go/v3/protocol/triple/triple_protocol"
@@ -46,6 +49,8 @@ type application struct {
 	MetadataProtocol string
 	MetadataPort     int
 	Protocol         string // dubbo; empty: Triple
+	// Rules: the consumer reads rules, from the registry.
+	Rules bool
 }
 
 const argument = "-application="
@@ -82,6 +87,9 @@ func (a *application) registry() []registry.Option {
 
 func (a *application) run() {
 	options := []dubbo.InstanceOption{dubbo.WithName(a.Name), dubbo.WithRegistry(a.registry()...)}
+	if a.Rules {
+		options = append(options, dubbo.WithConfigCenter(config_center.WithNacos(), config_center.WithAddress(a.Registry), config_center.WithGroup("dubbo")))
+	}
 	if a.Remote {
 		options = append(options, dubbo.WithRemoteMetadata())
 	}
@@ -293,12 +301,15 @@ func (p *process) read(out io.Reader, log io.Writer) {
 	}
 }
 
-// showLog prints the end of an application's log.
+// showLog prints the end of an application's log. The whole logs are written to the folder DUBBO_LOGS, if
+// it is set.
 func (p *process) showLog(a application) {
 	b, _ := os.ReadFile(p.log)
 	const most = 3000
 	p.t.Logf("%s %s:\n%s", a.Role, a.Name, b[max(0, len(b)-most):])
 	if dir := os.Getenv("DUBBO_LOGS"); dir != "" {
+		sdk, _ := os.ReadFile(filepath.Join(filepath.Dir(p.log), "log", "nacos-sdk.log"))
+		b = append(b, sdk...)
 		_ = os.WriteFile(filepath.Join(dir, filepath.Base(filepath.Dir(p.log))+"-"+a.Role), b, 0o600)
 	}
 }
@@ -388,4 +399,16 @@ func (p *process) count(text string) (n int) {
 		p.t.Fatal(err)
 	}
 	return strings.Count(string(b), text)
+}
+
+// replies are the names that answered since a position.
+func (p *process) replies(from int) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seen := map[string]bool{}
+	for _, call := range p.calls[from:] {
+		name, _, _ := strings.Cut(call, " ")
+		seen[name] = true
+	}
+	return slices.Sorted(maps.Keys(seen))
 }

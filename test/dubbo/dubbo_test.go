@@ -2,6 +2,7 @@ package dubbo
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -9,10 +10,14 @@ import (
 	"sync"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	core "github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // control is a control plane with the ports of Nacos: gRPC 1000 above HTTP, as clients expect.
@@ -182,4 +187,49 @@ func TestProviderRestarts(t *testing.T) {
 		from = consumer.position()
 		p.stop()
 	}
+}
+
+// Rules that an operator writes steer consumers, whichever way they come by: kubectl writes the object,
+// another client publishes to Nacos.
+func TestRules(t *testing.T) {
+	c := newControl(t)
+	ports := []int{freePort(t), freePort(t)}
+	start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: ports[0], Reply: "first"})
+	start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: ports[1], Reply: "second"})
+	c.Eventually("the providers are there", func() bool { return c.providers() == 2 })
+	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service", Rules: true})
+	consumer.until(0, "first greets")
+	consumer.until(0, "second greets")
+	rule := func(port int) string {
+		return fmt.Sprintf("configVersion: v3.0\nscope: service\nforce: true\nenabled: true\nruntime: true\nkey: %s\nconditions:\n  - '=> port=%d'\n", greeter, port)
+	}
+	entry := &meshv1alpha1.RegistryConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "only-first"},
+		Spec:       meshv1alpha1.RegistryConfigSpec{Group: "dubbo", DataID: greeter + "::.condition-router", Content: rule(ports[0])},
+	}
+	if _, err := c.Client.Create(t.Context(), kind.RegistryConfig, entry); err != nil {
+		t.Fatal(err)
+	}
+	only := func(want string) {
+		t.Helper()
+		c.Eventually("calls reach "+want+" alone", func() bool {
+			from := consumer.position()
+			consumer.after(30)
+			return slices.Equal(consumer.replies(from), strings.Fields(want))
+		})
+	}
+	only("first")
+	err := c.Configs.Put(t.Context(), core.User{}, core.ConfigKey{Namespace: "default", Group: "dubbo", DataID: entry.Spec.DataID},
+		func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
+			spec.Content = rule(ports[1])
+			return nil
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	only("second")
+	if err := c.Client.Delete(t.Context(), kind.RegistryConfig, resource.KeyOf(entry), resource.Preconditions{}); err != nil {
+		t.Fatal(err)
+	}
+	only("first second")
 }

@@ -24,7 +24,30 @@ func (n *configNamed) key(namespaces registry.Namespaces) (registry.ConfigKey, e
 	return key, nil
 }
 
-func (s *Server) queryConfig(r *configRequest) (any, error) {
+// goClient begins the version that the SDK of Go names.
+const goClient = "Nacos-Go-Client"
+
+// queryConfig for a client. The SDK of Go before 2.3 (dubbo-go 3.3 has 2.2.5), when it is answered that an
+// entry is gone that it listens to, does not tell its listener, and asks again without a pause: it is
+// answered that the entry is empty, which is what 2.3 makes of it.
+func (c *conn) queryConfig(r *configRequest) (any, error) {
+	out, err := c.server.queryConfig(r)
+	if err != nil {
+		return nil, err
+	}
+	if out.ErrorCode != codeNotFound {
+		return out, nil
+	}
+	key, _ := r.key(c.server.core.Namespaces)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.listened[key]; c.golang && l != nil && l.md5 != "" {
+		return &configQueryResponse{result: success(r.RequestID), ContentType: "text"}, nil
+	}
+	return out, nil
+}
+
+func (s *Server) queryConfig(r *configRequest) (*configQueryResponse, error) {
 	key, err := r.key(s.core.Namespaces)
 	if err != nil {
 		return nil, err
@@ -116,7 +139,7 @@ func (c *conn) listen(r *configListenRequest) (any, error) {
 			c.unlisten(key)
 			continue
 		}
-		if err := c.follow(key, context.configNamed); err != nil {
+		if err := c.follow(key, context.configNamed, context.MD5); err != nil {
 			return nil, err
 		}
 		if configs.MD5(key) != context.MD5 {
@@ -126,20 +149,21 @@ func (c *conn) listen(r *configListenRequest) (any, error) {
 	return out, nil
 }
 
-func (c *conn) follow(key registry.ConfigKey, named configNamed) error {
+func (c *conn) follow(key registry.ConfigKey, named configNamed, md5 string) error {
 	c.mu.Lock()
 	switch {
 	case c.closed:
 		c.mu.Unlock()
 		return registry.ErrEnded
 	case c.listened[key] != nil:
+		c.listened[key].md5 = md5
 		c.mu.Unlock()
 		return nil
 	case len(c.listened) >= maxListened:
 		c.mu.Unlock()
 		return invalid("a connection may listen to %d configurations at most", maxListened)
 	}
-	l := &listened{named: named}
+	l := &listened{named: named, md5: md5}
 	c.listened[key] = l
 	c.mu.Unlock()
 	f := c.server.core.Configs.Follow(key, func() { c.queueConfig(l) })

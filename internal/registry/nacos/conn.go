@@ -39,6 +39,7 @@ type conn struct {
 
 	mu      sync.Mutex
 	setUp   bool // it has a stream
+	golang  bool // it is the SDK of Go
 	closed  bool
 	user    registry.User
 	token   string
@@ -73,6 +74,7 @@ type subscription struct {
 // listened is an entry of the configuration that a client follows.
 type listened struct {
 	named    configNamed
+	md5      string // of what the client has
 	follower *registry.ConfigFollower
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -203,7 +204,7 @@ var requests = map[string]func(context.Context, *conn, registry.User, []byte) (a
 		return c.list(r)
 	}),
 	"ConfigQueryRequest": read(func(_ context.Context, c *conn, _ registry.User, r *configRequest) (any, error) {
-		return c.server.queryConfig(r)
+		return c.queryConfig(r)
 	}),
 	"ConfigPublishRequest": read(func(ctx context.Context, c *conn, u registry.User, r *configRequest) (any, error) {
 		return &result{ResultCode: resultOK, Success: true, RequestID: r.RequestID}, c.server.publishConfig(ctx, u, r)
@@ -278,7 +279,7 @@ func (s *Server) receive(ss grpc.ServerStream, c *conn) error {
 			return status.Error(codes.InvalidArgument, "ConnectionSetupRequest: "+err.Error())
 		}
 		c.mu.Lock()
-		c.setUp = true
+		c.setUp, c.golang = true, strings.HasPrefix(setup.ClientVersion, goClient)
 		c.mu.Unlock()
 		s.log.Debug("a client of Nacos", "connection", c.id, "version", setup.ClientVersion)
 	}
