@@ -138,6 +138,7 @@ var layers = map[string]layer{
 	"internal/policy":                   core,
 	"internal/registry":                 core,
 	"internal/registry/registrytest":    core,
+	"internal/registry/dubbo":           core,
 	"internal/xds/translate":            core,
 	"internal/node/membership":          core,
 	"internal/node/ranges":              core,

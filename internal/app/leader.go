@@ -84,6 +84,7 @@ func (c *controllers) components() []component {
 		{Name: "import controller", Scope: leader, Run: c.runImports},
 		{Name: "service tag controller", Scope: leader, Run: c.runTagged},
 		{Name: "registered services", Scope: leader, Run: c.runRegistered},
+		{Name: "metadata of dubbo", Scope: leader, Run: c.runDubbo},
 		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
 		{Name: "external service controller", Scope: leader, Run: c.runExternals},
 		{Name: "load balancer controller", Scope: leader, Run: c.runLoadBalancers},

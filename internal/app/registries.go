@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/dubbo"
 	"github.com/proxima-mesh/proxima/internal/registry/eureka"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
 	"github.com/proxima-mesh/proxima/internal/registry/zookeeper"
@@ -228,6 +229,15 @@ func (c *controllers) runRegistered(ctx context.Context) error {
 	return registered.New(registered.Config{
 		Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "registered services"),
 	}).Run(ctx)
+}
+
+// runDubbo keeps the metadata of applications of Dubbo, where registries are served.
+func (c *controllers) runDubbo(ctx context.Context) error {
+	if !c.cfg.Registries.on() {
+		<-ctx.Done()
+		return nil
+	}
+	return dubbo.New(dubbo.Config{Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "metadata of dubbo")}).Run(ctx)
 }
 
 // running are the names of the instances that run; nil: there is this one alone.

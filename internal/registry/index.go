@@ -112,7 +112,8 @@ func NewIndex(c IndexConfig) *Index {
 // Run follows the tables until ctx ends, and returns nil then. It must be called once.
 func (x *Index) Run(ctx context.Context) error {
 	sub := x.config.Catalog.Subscribe(catalog.Dataplanes, catalog.Services, catalog.Slices, catalog.Plans, catalog.Nodes,
-		catalog.ServiceExports, catalog.ServiceImports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.ExternalServices)
+		catalog.ServiceExports, catalog.ServiceImports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.ExternalServices,
+		catalog.RegistryConfigs)
 	defer sub.Close()
 	for first := true; ; first = false {
 		d, err := sub.Next(ctx)
@@ -340,6 +341,16 @@ func (x *Index) apply(d *catalog.Delta) {
 		for _, slice := range []*discoverySlice{c.Old, c.New} {
 			if slice != nil {
 				x.touch(trafficplan.ServiceOf(slice), touched)
+			}
+		}
+	}
+	for _, c := range d.RegistryConfigs { // of metadata of applications of Dubbo
+		for _, o := range []*meshv1alpha1.RegistryConfig{c.Old, c.New} {
+			if o == nil {
+				continue
+			}
+			if e := x.services[Service{Namespace: o.Namespace, Name: o.Spec.DataID}]; e != nil {
+				touched[e] = struct{}{}
 			}
 		}
 	}

@@ -20,10 +20,6 @@ import (
 
 type discoverySlice = discoveryv1.EndpointSlice
 
-// AnnotationApplication on a Service is the application of Dubbo that it is; without it, that of
-// its name.
-const AnnotationApplication = "dubbo.proxima.dev/application"
-
 // nameOf is the name by which registry clients know a Service; ok is false if they do not: it has
 // no endpoints of its own, or is the API.
 func nameOf(s *corev1.Service) (name Service, ok bool) {
@@ -157,6 +153,7 @@ func (d *draft) addEndpoint(e *entry, s *corev1.Service, endpoint *discoveryv1.E
 	in := &Instance{
 		Service: e.service, Address: address, Port: port, Weight: int32(trafficplan.DefaultWeight), Enabled: true,
 		Healthy: trafficplan.Ready(endpoint), Protocol: Kubernetes, Created: s.CreationTimestamp.Time,
+		Metadata: d.index.endpointMetadata(s, port),
 	}
 	if endpoint.NodeName != nil {
 		in.Node = *endpoint.NodeName
@@ -168,6 +165,7 @@ func (d *draft) addEndpoint(e *entry, s *corev1.Service, endpoint *discoveryv1.E
 }
 
 func (d *draft) addOwn(key resource.Key, in *Instance) {
+	in = d.index.offered(in)
 	if in.Zone == "" && in.Node != "" {
 		if n, ok := d.index.snapshot.Nodes.Get(resource.Key{Name: in.Node}); ok {
 			located := *in
@@ -233,7 +231,7 @@ func (d *draft) addElsewhere(e *entry, s *corev1.Service) {
 	}
 	d.rows = append(d.rows, row{weight: weight, instance: &Instance{
 		Service: e.service, Address: address, Port: uint16(port.Port), Weight: int32(trafficplan.DefaultWeight), Enabled: true, Healthy: true,
-		Protocol: Kubernetes, Created: s.CreationTimestamp.Time, Remote: true,
+		Protocol: Kubernetes, Created: s.CreationTimestamp.Time, Remote: true, Metadata: d.index.endpointMetadata(s, uint16(port.Port)),
 	}})
 }
 

@@ -2,6 +2,7 @@ package dubbo
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,9 +41,10 @@ type application struct {
 	Name string
 	// Registry is the address of Nacos, Mode how it is used: service, interface or all.
 	Registry, Mode string
-	// Port of a provider, and what it answers.
-	Port  int
-	Reply string
+	// Address and Port of a provider, and what it answers. An empty address is 127.0.0.1.
+	Address string
+	Port    int
+	Reply   string
 	// Remote: the provider publishes its metadata.
 	Remote bool
 	// MetadataProtocol of the provider: dubbo or tri; MetadataPort 0: a random one.
@@ -136,7 +138,7 @@ func (a *application) provide(instance *dubbo.Instance) {
 	if a.Protocol == "dubbo" {
 		name = protocol.WithDubbo()
 	}
-	s, err := instance.NewServer(server.WithServerProtocol(name, protocol.WithID("only"), protocol.WithPort(a.Port), protocol.WithIp("127.0.0.1")),
+	s, err := instance.NewServer(server.WithServerProtocol(name, protocol.WithID("only"), protocol.WithPort(a.Port), protocol.WithIp(cmp.Or(a.Address, "127.0.0.1"))),
 		server.WithServerProtocolIDs([]string{"only"}))
 	if err != nil {
 		fatal(err)

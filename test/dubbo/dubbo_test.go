@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -232,4 +234,56 @@ func TestRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	only("first second")
+}
+
+// A Service of Kubernetes is an application of Dubbo by its annotations: a consumer finds its endpoints by
+// the interface, and asks them for nothing. The provider is registered nowhere.
+func TestService(t *testing.T) {
+	c := newControl(t)
+	port := freePort(t)
+	other := newControl(t) // the provider's own registry, which the consumer does not know
+	address := ownAddress(t)
+	start(t, application{
+		Role: "provider", Name: "orders", Registry: other.address(), Mode: "service", Address: address, Port: port, Reply: "first",
+	})
+	other.Eventually("the provider serves", func() bool { return other.providers() == 1 })
+	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service"})
+	c.service("orders-v1", address, port, map[string]string{
+		core.AnnotationApplication: "orders", core.AnnotationInterface: greeter, core.AnnotationRPCProtocol: "tri",
+	})
+	consumer.until(0, "first greets")
+}
+
+// service makes a Service with an endpoint on this machine.
+func (c *control) service(name, address string, port int, annotations map[string]string) {
+	c.t.Helper()
+	meta := metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: annotations}
+	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "rpc", Port: 80}}}}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("rpc"), Port: new(int32(port))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+	}
+	if _, err := c.Client.Create(c.t.Context(), kind.Service, service); err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := c.Client.Create(c.t.Context(), kind.EndpointSlice, slice); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// ownAddress is one of this machine that other machines could use: endpoints are on no loopback address.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	t.Skip("this machine has no address but those of the loopback interface")
+	return ""
 }

@@ -17,6 +17,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/dubbo"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -32,6 +33,7 @@ const (
 type Plane struct {
 	*registry.Core
 	Client *resourcetest.Client
+	dubbo  *dubbo.Controller
 	t      *testing.T
 	stop   func()
 }
@@ -72,9 +74,10 @@ func (p *Plane) start() {
 		}},
 		Meters: registry.NewMeters(nil), Client: p.Client, Namespaces: registry.Namespaces{}, Logger: log,
 	}
+	p.dubbo = dubbo.New(dubbo.Config{Client: p.Client, Catalog: tables, Logger: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{tables.Run, p.Registrar.Run, p.Index.Run, p.Configs.Run} {
+	for _, run := range []func(context.Context) error{tables.Run, p.Registrar.Run, p.Index.Run, p.Configs.Run, p.dubbo.Run} {
 		running.Go(func() { _ = run(ctx) })
 	}
 	p.stop = func() { cancel(); running.Wait() }
