@@ -254,6 +254,26 @@ func TestService(t *testing.T) {
 	consumer.until(0, "first greets")
 }
 
+// The control plane asks a provider for its metadata; a consumer that comes later reads them there, and does
+// not ask the provider, whose answers a failure would lose.
+func TestMetadata(t *testing.T) {
+	c := newControl(t)
+	start(t, application{
+		Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: freePort(t), Reply: "first",
+		MetadataProtocol: "tri", MetadataPort: freePort(t),
+	})
+	listing := func() *core.Listing { return c.Index.Listing(core.Service{Namespace: "default", Name: "orders"}, "") }
+	c.Eventually("its metadata are stored", func() bool {
+		l := listing()
+		return len(l.Instances) == 1 && l.Instances[0].Metadata[core.KeyStorage] == core.StorageRemote
+	})
+	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service"})
+	consumer.until(0, "first greets")
+	if n := consumer.count("MetadataServiceV2"); n > 0 {
+		t.Errorf("the consumer asked the provider for its metadata: %d lines of its log are of it", n)
+	}
+}
+
 // service makes a Service with an endpoint on this machine.
 func (c *control) service(name, address string, port int, annotations map[string]string) {
 	c.t.Helper()

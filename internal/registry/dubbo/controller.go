@@ -20,12 +20,8 @@ import (
 // groupMapping has the mappings from interfaces to applications.
 const groupMapping = "mapping"
 
-// Tag is on the entries of metadata that this package writes, which it removes when nothing names them
-// for longer than Keep.
+// Tag is on the entries of metadata that this package writes.
 const Tag = "dubbo-metadata"
-
-// Keep is how long the metadata of a revision stay after the last instance of it has gone.
-const Keep = time.Hour
 
 // Config of a Controller. Client and Catalog are required.
 type Config struct {
@@ -40,7 +36,13 @@ type Controller struct {
 	Config
 	configs  *registry.Configs
 	services *loop.Loop
+	// instances are asked for the metadata of their revisions; asked are those that are at present.
+	instances *loop.Loop
+	asked     sync.Map // of registry.ConfigKey
 }
+
+// patience is how long a provider has to answer.
+const patience = 5 * time.Second
 
 // New makes the controller; Run starts it.
 func New(c Config) *Controller {
@@ -52,6 +54,7 @@ func New(c Config) *Controller {
 	}
 	out := &Controller{Config: c, configs: registry.NewConfigs(c.Client, c.Catalog, c.Logger)}
 	out.services = loop.New(loop.Config{What: "service of dubbo", Sync: out.syncService, Window: -1, Clock: c.Clock, Logger: c.Logger})
+	out.instances = loop.New(loop.Config{What: "instance of dubbo", Sync: out.syncInstance, Window: -1, Clock: c.Clock, Logger: c.Logger})
 	return out
 }
 
@@ -64,9 +67,58 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.Logger.Error("follow the configuration", "error", err)
 		}
 	})
+	running.Go(func() {
+		if err := c.instances.Run(following, c.Catalog, c.dispatchInstances, catalog.Dataplanes); err != nil {
+			c.Logger.Error("follow instances", "error", err)
+		}
+	})
 	defer running.Wait()
 	defer stop()
 	return c.services.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.RegistryConfigs)
+}
+
+// dispatchInstances queues the instances that are new, or of another revision.
+func (c *Controller) dispatchInstances(d catalog.Delta) {
+	for _, change := range d.Dataplanes {
+		if registry.Registered(change.New) && (change.Old == nil ||
+			change.Old.Annotations[registry.AnnotationInstance] != change.New.Annotations[registry.AnnotationInstance]) {
+			c.instances.Add(change.Key)
+		}
+	}
+}
+
+// syncInstance asks a provider for the metadata of its revision, unless they are known.
+func (c *Controller) syncInstance(ctx context.Context, key resource.Key) error {
+	d, ok := c.Catalog.Snapshot().Dataplanes.Get(key)
+	if !ok || !registry.Registered(d) {
+		c.instances.Forget(key)
+		return nil
+	}
+	in, err := registry.Parse(d)
+	if err != nil || in.Service.RPC() || in.Metadata[registry.KeyStorage] == registry.StorageRemote {
+		return nil //nolint:nilerr // the index says so
+	}
+	revision := in.Metadata[registry.KeyRevision]
+	at, ok := endpointOf(in)
+	if !ok || revision == "" || revision == "0" {
+		return nil
+	}
+	entry := registry.ConfigKey{Namespace: key.Namespace, Group: revision, DataID: in.Service.Name}
+	if c.configs.Get(entry) != nil {
+		return nil
+	}
+	if _, busy := c.asked.LoadOrStore(entry, struct{}{}); busy {
+		c.instances.AddAfter(key, time.Second) // another instance of the revision is asked
+		return nil
+	}
+	defer c.asked.Delete(entry)
+	asking, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	m, err := fetch(asking, at, in.Service.Name, revision)
+	if err != nil {
+		return fmt.Errorf("fetch metadata of revision %.40s of application %s from %s: %w", revision, in.Service.Name, at, err)
+	}
+	return c.write(ctx, key.Namespace, m, "of a provider")
 }
 
 // dispatch queues the Services whose entries may not be what they should be.
