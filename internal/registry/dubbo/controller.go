@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,6 +73,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.Logger.Error("follow instances", "error", err)
 		}
 	})
+	running.Go(func() { c.collect(following) })
 	defer running.Wait()
 	defer stop()
 	return c.services.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.RegistryConfigs)
@@ -168,28 +170,19 @@ func (c *Controller) write(ctx context.Context, namespace string, m *registry.Ap
 	}
 	user := registry.User{Admin: true}
 	key := registry.ConfigKey{Namespace: namespace, Group: m.Revision, DataID: m.Application}
-	if o := c.configs.Get(key); o == nil || o.Spec.Content != string(content) {
-		err := c.configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
-			if exists && len(spec.Tags) == 0 {
-				return nil // a provider has published it
-			}
-			spec.Content, spec.Type, spec.Application = string(content), "json", m.Application
-			spec.Description, spec.Tags = "metadata "+from, []string{Tag}
-			return nil
-		})
-		if err != nil {
-			return err
+	err = c.configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
+		if exists && !slices.Contains(spec.Tags, Tag) {
+			return nil // a provider has published it
 		}
+		spec.Content, spec.Type, spec.Application = string(content), "json", m.Application
+		spec.Description, spec.Tags = "metadata "+from, []string{Tag}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	for _, name := range m.Interfaces() {
 		key := registry.ConfigKey{Namespace: namespace, Group: groupMapping, DataID: name}
-		before := ""
-		if o := c.configs.Get(key); o != nil {
-			before = o.Spec.Content
-		}
-		if registry.MergeConfig(key, before, m.Application) == before {
-			continue
-		}
 		err := c.configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
 			spec.Content = registry.MergeConfig(key, spec.Content, m.Application)
 			return nil
