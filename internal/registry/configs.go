@@ -268,10 +268,10 @@ func (c *Configs) Delete(ctx context.Context, user User, key ConfigKey) error {
 	}
 	for {
 		c.mu.Lock()
-		_, there := c.entries[key][resource.KeyOf(o)]
+		now := c.entries[key][resource.KeyOf(o)]
 		changed := c.changed
 		c.mu.Unlock()
-		if !there {
+		if now == nil || now.UID != o.UID { // it may have been written again since
 			return nil
 		}
 		select {
