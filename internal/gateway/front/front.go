@@ -57,7 +57,7 @@ const (
 
 // Dialer connects by an Envoy. Safe for concurrent use.
 type Dialer struct {
-	transport *http2.Transport
+	transport *http2.Transport //nolint:staticcheck // a tunnel by CONNECT over HTTP/2 (RFC 9113, 8.5), which http.Transport is not known to do
 	pool      *record.Pool
 
 	mu      sync.Mutex
@@ -81,9 +81,9 @@ func (s *socket) Close() error {
 // New returns a dialer for the socket at a path. Envoy need not be there yet. Close it.
 func New(path string, pool *record.Pool) *Dialer {
 	d := &Dialer{pool: pool, sockets: map[*socket]struct{}{}}
-	d.transport = &http2.Transport{
-		AllowHTTP: true, DisableCompression: true, ReadIdleTimeout: pingAfter, PingTimeout: pingTimeout,
-		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) { return d.dial(ctx, path) },
+	d.transport = &http2.Transport{ //nolint:staticcheck // a tunnel by CONNECT over HTTP/2 (RFC 9113, 8.5), which http.Transport is not known to do
+		AllowHTTP: true, DisableCompression: true, ReadIdleTimeout: pingAfter, PingTimeout: pingTimeout, //nolint:staticcheck // a tunnel by CONNECT over HTTP/2 (RFC 9113, 8.5), which http.Transport is not known to do
+		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) { return d.dial(ctx, path) }, //nolint:staticcheck // a tunnel by CONNECT over HTTP/2 (RFC 9113, 8.5), which http.Transport is not known to do
 	}
 	return d
 }
@@ -123,7 +123,7 @@ func (d *Dialer) Connect(ctx context.Context, cluster string) (*Conn, error) {
 		Method: http.MethodConnect, URL: &url.URL{Scheme: "http", Host: "outside"}, Host: "outside",
 		Header: http.Header{frame.ClusterHeader: {cluster}}, Body: body, ContentLength: -1,
 	}).WithContext(life)
-	response, err := d.transport.RoundTrip(request)
+	response, err := d.transport.RoundTrip(request) //nolint:staticcheck // a tunnel by CONNECT over HTTP/2 (RFC 9113, 8.5), which http.Transport is not known to do
 	failed := func(err error) (*Conn, error) {
 		end()
 		_ = write.Close()

@@ -67,7 +67,7 @@ func fakeEnvoy(t *testing.T) (d *Dialer, reset chan struct{}) {
 			if err != nil {
 				return
 			}
-			serving.Go(func() { (&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler}) })
+			serving.Go(func() { (&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler}) }) //nolint:staticcheck // as the client
 		}
 	})
 	d = New(path, record.NewPool(0))

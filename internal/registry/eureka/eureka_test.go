@@ -208,8 +208,8 @@ func TestRefused(t *testing.T) {
 	for body, what := range map[string]string{
 		`{`:               "unexpected end",
 		`{}`:              `no "instance"`,
-		`{"instance":{}}`: "Missing instanceId",
-		strings.Replace(instanceJSON("a", "UP"), `"ORDERS"`, `"OTHER"`, 1):      "Mismatched appName",
+		`{"instance":{}}`: "missing instanceId",
+		strings.Replace(instanceJSON("a", "UP"), `"ORDERS"`, `"OTHER"`, 1):      "mismatched appName",
 		strings.Replace(instanceJSON("a", "UP"), `"10.1.0.7"`, `"here"`, 1):     "is no IP address",
 		strings.Replace(instanceJSON("a", "UP"), `{"$":8080`, `{"$":"many"`, 1): "whole number",
 		instanceJSON("a", "SLEEPING"):                                           "is none of UP",

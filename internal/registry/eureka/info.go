@@ -298,17 +298,17 @@ func (l *lease) fields() map[string]*flexInt {
 func (in *info) check(app string) error {
 	switch {
 	case in.id() == "":
-		return errors.New("Missing instanceId")
+		return errors.New("missing instanceId")
 	case in.HostName == "":
-		return errors.New("Missing hostname")
+		return errors.New("missing hostname")
 	case in.IPAddr == "":
-		return errors.New("Missing ip address")
+		return errors.New("missing ip address")
 	case in.App == "":
-		return errors.New("Missing appName")
+		return errors.New("missing appName")
 	case !strings.EqualFold(in.App, app):
-		return fmt.Errorf("Mismatched appName, expecting %s but was %s", app, in.App)
+		return fmt.Errorf("mismatched appName, expecting %s but was %s", app, in.App)
 	case in.DataCenter.Name == "":
-		return errors.New("Missing dataCenterInfo Name")
+		return errors.New("missing dataCenterInfo Name")
 	case in.Status != "" && !validStatus(in.Status):
 		return fmt.Errorf("status %q is none of UP, DOWN, STARTING, OUT_OF_SERVICE, UNKNOWN", in.Status)
 	}

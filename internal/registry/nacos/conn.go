@@ -53,7 +53,6 @@ type conn struct {
 	waitingSubs    map[*subscription]struct{}
 	waitingConfigs map[*listened]struct{}
 	wake           chan struct{}
-	sent           int64
 }
 
 type subKey struct {
