@@ -66,7 +66,7 @@ interop-envoy: ## policies and routes on real Envoys, oldest and newest (minutes
 interop-gatewayapi: build $(BIN)/kubectl ## Gateway API's conformance suite, profiles of meshes, as root
 	@tools/interop-gatewayapi
 
-interop-registries: ## unmodified clients of registries, and the real servers; a JDK and mvn for some (minutes)
+interop-registries: ## unmodified clients of registries, and a ZooKeeper; JDK, mvn (minutes)
 	@tools/interop-registries
 
 lint: ## gofmt, go vet and the linters of .golangci.yml

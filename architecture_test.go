@@ -217,6 +217,7 @@ var layers = map[string]layer{
 	"internal/proxy/userspace":          adapter,
 	"internal/registry/eureka":          adapter,
 	"internal/registry/nacos":           adapter,
+	"internal/registry/zookeeper":       adapter,
 	"internal/sidecar/logsink":          adapter,
 	"internal/sidecar/nameserver":       adapter,
 	"internal/sidecar/redirect":         adapter,
