@@ -63,6 +63,7 @@ var layers = map[string]layer{
 	"internal/planner/rule":          base,
 	"internal/problem":               base,
 	"internal/proxy":                 base,
+	"internal/registry/rawgrpc":      base,
 	"internal/release":               base,
 	"internal/resource":              base,
 	"internal/resource/cached":       base,

@@ -3,18 +3,17 @@ package dubbo
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/rawgrpc"
 )
 
 // Of the instance metadata, which providers write.
@@ -48,7 +47,7 @@ func endpointOf(in *registry.Instance) (at netip.AddrPort, ok bool) {
 // fetch the metadata of a revision from a provider.
 func fetch(ctx context.Context, at netip.AddrPort, application, revision string) (*registry.ApplicationMetadata, error) {
 	conn, err := grpc.NewClient("passthrough:///"+at.String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{}), grpc.MaxCallRecvMsgSize(maxMetadata)))
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawgrpc.Codec{}), grpc.MaxCallRecvMsgSize(maxMetadata)))
 	if err != nil {
 		return nil, err
 	}
@@ -69,39 +68,10 @@ func fetch(ctx context.Context, at netip.AddrPort, application, revision string)
 	return m, nil
 }
 
-var errMetadata = errors.New("no MetadataInfoV2 of Dubbo")
-
-// fields calls f with each field of a message that has a length; others are left out.
-func fields(b []byte, f func(protowire.Number, []byte) error) error {
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return errMetadata
-		}
-		b = b[n:]
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-				return errMetadata
-			}
-			b = b[n:]
-			continue
-		}
-		value, n := protowire.ConsumeBytes(b)
-		if n < 0 {
-			return errMetadata
-		}
-		b = b[n:]
-		if err := f(number, value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // decode a MetadataInfoV2: app = 1, services = 3, a map of ServiceInfoV2.
 func decode(b []byte) (*registry.ApplicationMetadata, error) {
 	m := &registry.ApplicationMetadata{Services: map[string]registry.RPCService{}}
-	err := fields(b, func(number protowire.Number, value []byte) error {
+	err := rawgrpc.Fields(b, func(number protowire.Number, value []byte) error {
 		switch number {
 		case 1:
 			m.Application = string(value)
@@ -121,14 +91,14 @@ func decode(b []byte) (*registry.ApplicationMetadata, error) {
 // params = 7. The port (5) is that of the instance.
 func decodeService(b []byte) (key string, s registry.RPCService, err error) {
 	s.Params = map[string]string{}
-	err = fields(b, func(number protowire.Number, value []byte) error {
+	err = rawgrpc.Fields(b, func(number protowire.Number, value []byte) error {
 		if number == 1 {
 			key = string(value)
 		}
 		if number != 2 {
 			return nil
 		}
-		return fields(value, func(number protowire.Number, value []byte) error {
+		return rawgrpc.Fields(value, func(number protowire.Number, value []byte) error {
 			switch number {
 			case 1:
 				s.Name = string(value)
@@ -142,7 +112,7 @@ func decodeService(b []byte) (key string, s registry.RPCService, err error) {
 				s.Path = string(value)
 			case 7:
 				var pair [2]string
-				if err := fields(value, func(number protowire.Number, value []byte) error {
+				if err := rawgrpc.Fields(value, func(number protowire.Number, value []byte) error {
 					if number == 1 || number == 2 {
 						pair[number-1] = string(value)
 					}
@@ -156,21 +126,4 @@ func decodeService(b []byte) (key string, s registry.RPCService, err error) {
 		})
 	})
 	return key, s, err
-}
-
-// raw is the codec of messages that are bytes.
-type raw struct{}
-
-// Name of the codec: that of the encoding that servers know.
-func (raw) Name() string { return "proto" }
-
-// Marshal implements encoding.CodecV2.
-func (raw) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil
-}
-
-// Unmarshal implements encoding.CodecV2.
-func (raw) Unmarshal(data mem.BufferSlice, v any) error {
-	*v.(*[]byte) = data.Materialize()
-	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/proxima-mesh/proxima/internal/registry/rawgrpc"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
 )
 
@@ -31,7 +32,7 @@ type client struct {
 
 func connect(t *testing.T, address string) *client {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawgrpc.Codec{})))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/proxima-mesh/proxima/internal/registry/rawgrpc"
 )
 
 // payload is the one message of the protocol:
@@ -39,42 +40,15 @@ const maxHeaders = 64
 
 var errPayload = errors.New("not a Payload of Nacos")
 
-// fields calls f for each field of a message that has bytes; others are skipped.
-func fields(b []byte, f func(number protowire.Number, value []byte) error) error {
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return errPayload
-		}
-		b = b[n:]
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-				return errPayload
-			}
-			b = b[n:]
-			continue
-		}
-		value, n := protowire.ConsumeBytes(b)
-		if n < 0 {
-			return errPayload
-		}
-		b = b[n:]
-		if err := f(number, value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // decode a payload. It refers to b.
 func decode(b []byte) (*payload, error) {
 	p := &payload{headers: map[string]string{}}
-	err := fields(b, func(number protowire.Number, value []byte) error {
+	err := rawgrpc.Fields(b, func(number protowire.Number, value []byte) error {
 		switch number {
 		case fieldMetadata:
-			return fields(value, p.setMetadata)
+			return rawgrpc.Fields(value, p.setMetadata)
 		case fieldBody:
-			return fields(value, func(number protowire.Number, value []byte) error {
+			return rawgrpc.Fields(value, func(number protowire.Number, value []byte) error {
 				if number == fieldValue {
 					p.body = value
 				}
@@ -103,7 +77,7 @@ func (p *payload) setMetadata(number protowire.Number, value []byte) error {
 			return fmt.Errorf("%w: more than %d headers", errPayload, maxHeaders)
 		}
 		var key, text string
-		err := fields(value, func(number protowire.Number, value []byte) error {
+		err := rawgrpc.Fields(value, func(number protowire.Number, value []byte) error {
 			switch number {
 			case fieldMapKey:
 				key = string(value)
@@ -133,21 +107,4 @@ func appendPayload(out []byte, kind string, body []byte) []byte {
 	anyOf = protowire.AppendBytes(protowire.AppendTag(anyOf, fieldValue, protowire.BytesType), body)
 	out = protowire.AppendBytes(protowire.AppendTag(out, fieldMetadata, protowire.BytesType), metadata)
 	return protowire.AppendBytes(protowire.AppendTag(out, fieldBody, protowire.BytesType), anyOf)
-}
-
-// raw is a gRPC codec whose messages are *[]byte.
-type raw struct{}
-
-// Name of the codec: that of the encoding that clients name.
-func (raw) Name() string { return "proto" }
-
-// Marshal implements encoding.CodecV2.
-func (raw) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil
-}
-
-// Unmarshal implements encoding.CodecV2.
-func (raw) Unmarshal(data mem.BufferSlice, v any) error {
-	*v.(*[]byte) = data.Materialize()
-	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/rawgrpc"
 )
 
 // Server serves clients of Nacos. Make it with New.
@@ -57,7 +58,7 @@ const (
 // Serve answers by gRPC at l until ctx ends, and returns nil then. It closes l. It must be called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	g := grpc.NewServer(
-		grpc.ForceServerCodecV2(raw{}), grpc.StatsHandler(s), grpc.MaxRecvMsgSize(maxMessage),
+		grpc.ForceServerCodecV2(rawgrpc.Codec{}), grpc.StatsHandler(s), grpc.MaxRecvMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: idlePing, Timeout: pingLimit}),
 		grpc.ConnectionTimeout(10*time.Second), grpc.MaxConcurrentStreams(256), grpc.MaxHeaderListSize(16<<10),
