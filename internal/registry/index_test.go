@@ -63,7 +63,7 @@ func TestIndex(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
 		r.shows("a", "")
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		r.register(s, orders(8080))
 		in := orders(8081)
 		in.Weight, in.Healthy = 50, false
@@ -113,7 +113,7 @@ func TestIndexPlanned(t *testing.T) {
 				}},
 			}}},
 		})
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		r.register(s, orders(8080))
 		r.register(s, orders(8081))
 		r.shows("a", "10.1.0.7:8080=0.30 10.1.0.7:8081=1.00 10.2.0.1:8080=2.40 10.2.0.2:8080=0.30")
@@ -134,7 +134,7 @@ func TestPositions(t *testing.T) {
 		<-all.Ready()
 		all.Take()
 		var last Position
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		for port := range uint16(20) {
 			r.register(s, orders(8000+port))
 			<-changed

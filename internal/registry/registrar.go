@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,19 +62,12 @@ func (u User) String() string {
 }
 
 // May reports whether the user may write in a namespace.
-func (u User) May(namespace string) bool {
-	if u.ReadOnly {
-		return false
-	}
-	if u.Namespaces == nil {
-		return true
-	}
-	for _, n := range u.Namespaces {
-		if n == namespace {
-			return true
-		}
-	}
-	return false
+func (u User) May(namespace string) bool { return !u.ReadOnly && u.MayRead(namespace) }
+
+// MayRead reports whether the user may read the configuration of a namespace. Services are for
+// everybody to find, as they are by DNS.
+func (u User) MayRead(namespace string) bool {
+	return u.Namespaces == nil || slices.Contains(u.Namespaces, namespace)
 }
 
 // RegistrarConfig configures a Registrar. Client and Catalog are required.
@@ -150,7 +144,6 @@ func NewRegistrar(c RegistrarConfig) *Registrar {
 type Session struct {
 	registrar *Registrar
 	protocol  Protocol
-	user      User
 	ttl       time.Duration
 
 	mu    sync.Mutex
@@ -160,9 +153,9 @@ type Session struct {
 	keys  map[resource.Key]struct{}
 }
 
-// Open begins a session of a user. It ends ttl after its last renewal; 0: with Close alone.
-func (r *Registrar) Open(protocol Protocol, user User, ttl time.Duration) *Session {
-	s := &Session{registrar: r, protocol: protocol, user: user, ttl: ttl, done: make(chan struct{}), keys: map[resource.Key]struct{}{}}
+// Open begins a session. It ends ttl after its last renewal; 0: with Close alone.
+func (r *Registrar) Open(protocol Protocol, ttl time.Duration) *Session {
+	s := &Session{registrar: r, protocol: protocol, ttl: ttl, done: make(chan struct{}), keys: map[resource.Key]struct{}{}}
 	if ttl > 0 {
 		s.timer = time.AfterFunc(ttl, s.end)
 	}
@@ -258,23 +251,23 @@ func (r *Registrar) endLocked(key resource.Key) {
 	}
 }
 
-// Register writes an instance, or changes what it was registered as. An ephemeral one lives as
+// Register writes an instance as a user, or changes what it was registered as. An ephemeral one lives as
 // long as the session, and is taken over from another session. It returns when it is durable;
 // what is registered already is not written again.
 //
 // Errors: ErrEnded, *ForbiddenError, those of resource.Client, and what the instance lacks.
-func (s *Session) Register(ctx context.Context, in *Instance) error {
+func (s *Session) Register(ctx context.Context, in *Instance, user User) error {
 	if in.Ephemeral {
-		return s.registrar.put(ctx, in, s.user, s)
+		return s.registrar.put(ctx, in, user, s)
 	}
-	return s.registrar.put(ctx, in, s.user, nil)
+	return s.registrar.put(ctx, in, user, nil)
 }
 
-// Deregister deletes an instance, whose session it need not be. That it is not there is
+// Deregister deletes an instance as a user, whose session it need not be. That it is not there is
 // ErrNotFound.
-func (s *Session) Deregister(ctx context.Context, key resource.Key) error {
+func (s *Session) Deregister(ctx context.Context, key resource.Key, user User) error {
 	s.drop(key)
-	return s.registrar.Remove(ctx, key, s.user)
+	return s.registrar.Remove(ctx, key, user)
 }
 
 // Keys of the ephemeral instances that live by the session.

@@ -65,6 +65,26 @@ func (r *rig) start(owner string) {
 	synctest.Wait()
 }
 
+// session of a client of one user.
+type session struct {
+	*Session
+	user User
+}
+
+func (r *rig) open(p Protocol, user User, ttl time.Duration) *session {
+	return &session{r.registrar.Open(p, ttl), user}
+}
+
+// Register as the user.
+func (s *session) Register(ctx context.Context, in *Instance) error {
+	return s.Session.Register(ctx, in, s.user)
+}
+
+// Deregister as the user.
+func (s *session) Deregister(ctx context.Context, key resource.Key) error {
+	return s.Session.Deregister(ctx, key, s.user)
+}
+
 func (r *rig) wait(d time.Duration) { time.Sleep(d); synctest.Wait() }
 
 func (r *rig) dataplanes() []*meshv1alpha1.Dataplane {
@@ -80,7 +100,7 @@ func (r *rig) dataplanes() []*meshv1alpha1.Dataplane {
 	return out
 }
 
-func (r *rig) register(s *Session, in *Instance) {
+func (r *rig) register(s *session, in *Instance) {
 	r.t.Helper()
 	if err := s.Register(r.t.Context(), in); err != nil {
 		r.t.Fatal(err)
@@ -99,7 +119,7 @@ func TestRegister(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Nacos, User{Name: "shopkeeper"}, 0)
+		s := r.open(Nacos, User{Name: "shopkeeper"}, 0)
 		r.register(s, orders(8080))
 		r.register(s, orders(8080))
 		if r.writes.Load() != 1 {
@@ -109,7 +129,7 @@ func TestRegister(t *testing.T) {
 		if d.Labels[LabelService] != "orders" || d.Labels[LabelMetadata+"version"] != "v2" || d.Status.Conditions[0].Status != metav1.ConditionTrue {
 			t.Errorf("dataplane %+v", d)
 		}
-		if err := (r.registrar.Open(Nacos, User{Name: "thief"}, 0)).Register(t.Context(), orders(8080)); !errors.As(err, new(*ForbiddenError)) {
+		if err := r.open(Nacos, User{Name: "thief"}, 0).Register(t.Context(), orders(8080)); !errors.As(err, new(*ForbiddenError)) {
 			t.Errorf("another user takes it over: %v", err)
 		}
 		s.Close(0)
@@ -128,12 +148,12 @@ func TestSessionIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		first := r.registrar.Open(Nacos, User{}, 0)
+		first := r.open(Nacos, User{}, 0)
 		r.register(first, orders(8080))
 		r.register(first, orders(8081))
 		first.Close(10 * time.Second)
 		r.wait(5 * time.Second)
-		second := r.registrar.Open(Nacos, User{}, 0)
+		second := r.open(Nacos, User{}, 0)
 		r.register(second, orders(8080))
 		r.wait(time.Minute)
 		if all := r.dataplanes(); len(all) != 1 || all[0].Spec.Ports[0].Port != 8080 || r.writes.Load() != 3 {
@@ -146,7 +166,7 @@ func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Eureka, User{}, 90*time.Second)
+		s := r.open(Eureka, User{}, 90*time.Second)
 		r.register(s, orders(8080))
 		for range 5 {
 			r.wait(80 * time.Second)
@@ -171,7 +191,7 @@ func TestRenew(t *testing.T) {
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		r.register(s, orders(8080))
 		r.register(s, orders(8081))
 		before := r.index.Position()
@@ -181,7 +201,7 @@ func TestRestart(t *testing.T) {
 		if got := r.index.Position(); got < before {
 			t.Errorf("position %d after a restart, %d before", got, before)
 		}
-		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8081))
+		r.register(r.open(Nacos, User{}, 0), orders(8081))
 		r.wait(50 * time.Second)
 		if len(r.dataplanes()) != 2 || r.writes.Load() != 2 {
 			t.Errorf("in the grace: %d instances, %d writes", len(r.dataplanes()), r.writes.Load())
@@ -198,8 +218,8 @@ func TestRestart(t *testing.T) {
 func TestOwnerGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8080))
-		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8081))
+		r.register(r.open(Nacos, User{}, 0), orders(8080))
+		r.register(r.open(Nacos, User{}, 0), orders(8081))
 		r.stop()
 		r.start("cp-2")
 		defer func() { r.stop() }()
@@ -207,7 +227,7 @@ func TestOwnerGone(t *testing.T) {
 		if len(r.dataplanes()) != 2 {
 			t.Fatal("instances of an owner that runs are removed")
 		}
-		r.register(r.registrar.Open(Nacos, User{}, 0), orders(8081))
+		r.register(r.open(Nacos, User{}, 0), orders(8081))
 		r.running.Store(&map[string]bool{"cp-2": true})
 		r.wait(30 * time.Second)
 		if len(r.dataplanes()) != 2 {
@@ -226,7 +246,7 @@ func TestOperatorsWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Nacos, User{Name: "a"}, 0)
+		s := r.open(Nacos, User{Name: "a"}, 0)
 		in := orders(8080)
 		r.register(s, in)
 		if err := r.registrar.Edit(t.Context(), in.Key(), User{Name: "b"}, func(i *Instance) error { i.Weight = 7; return nil }); !errors.As(err, new(*ForbiddenError)) {
@@ -256,7 +276,7 @@ func TestRegisterAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		in := orders(8080)
 		r.register(s, in)
 		for range 3 { // before the tables have caught up
@@ -282,7 +302,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Nacos, User{}, 0)
+		s := r.open(Nacos, User{}, 0)
 		r.register(s, orders(8080))
 		var failing atomic.Bool
 		failing.Store(true)
@@ -309,10 +329,10 @@ func TestLoopback(t *testing.T) {
 		defer r.stop()
 		in := orders(8080)
 		in.Address = netip.MustParseAddr("127.0.0.1")
-		if err := r.registrar.Open(Nacos, User{}, 0).Register(t.Context(), in); !errors.As(err, new(*ForbiddenError)) {
+		if err := r.open(Nacos, User{}, 0).Register(t.Context(), in); !errors.As(err, new(*ForbiddenError)) {
 			t.Errorf("registered from elsewhere: %v", err)
 		}
-		r.register(r.registrar.Open(Nacos, User{Local: true}, 0), in)
+		r.register(r.open(Nacos, User{Local: true}, 0), in)
 		if d := r.dataplanes(); len(d) != 1 || d[0].Annotations[meshv1alpha1.AnnotationMachineID] != "m-1" {
 			t.Errorf("dataplanes %v", d)
 		}
@@ -323,7 +343,7 @@ func TestRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		defer r.stop()
-		s := r.registrar.Open(Nacos, User{Name: "a", Namespaces: []string{"shop"}}, 0)
+		s := r.open(Nacos, User{Name: "a", Namespaces: []string{"shop"}}, 0)
 		for what, change := range map[string]func(*Instance){
 			"namespace office":       func(i *Instance) { i.Service.Namespace = "office" },
 			"is empty":               func(i *Instance) { i.Service.Name = "" },

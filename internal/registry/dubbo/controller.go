@@ -130,12 +130,15 @@ func (c *Controller) dispatch(d catalog.Delta) {
 			c.services.Add(change.Key)
 		}
 	}
+	namespaces := map[string]struct{}{} // in which an entry of a Service may be gone
 	for _, change := range d.RegistryConfigs {
-		if change.Old == nil {
-			continue
+		if change.Old != nil {
+			namespaces[change.Key.Namespace] = struct{}{}
 		}
-		for key, s := range d.After.Services.All() { // an entry of one of them may be gone
-			if s.Namespace == change.Key.Namespace && s.Annotations[registry.AnnotationInterface] != "" {
+	}
+	for namespace := range namespaces {
+		for key, s := range d.After.Services.Namespace(namespace) {
+			if s.Annotations[registry.AnnotationInterface] != "" {
 				c.services.Add(key)
 			}
 		}

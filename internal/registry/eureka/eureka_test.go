@@ -291,7 +291,7 @@ func TestSelfPreservation(t *testing.T) {
 		add := func(n int, duration time.Duration) {
 			for i := range n {
 				in := registry.Instance{Service: registry.Service{Namespace: "default", Name: fmt.Sprint(duration, i)}}
-				l.put(&leased{key: in.Key(), session: p.Registrar.Open(registry.Eureka, registry.User{}, 0), duration: duration})
+				l.put(&leased{key: in.Key(), session: p.Registrar.Open(registry.Eureka, 0), duration: duration})
 			}
 		}
 		add(2, 10*time.Second)

@@ -37,7 +37,6 @@ type leases struct {
 type leased struct {
 	key      resource.Key
 	session  *registry.Session
-	user     registry.User
 	duration time.Duration
 	due      time.Time
 	at       int // in order

@@ -269,23 +269,24 @@ func (s *Server) registerInfo(r *request, app string, in *info) answer {
 // lease registers an instance, by the session of its lease, or a new one.
 func (s *Server) lease(ctx context.Context, user registry.User, in *registry.Instance, duration time.Duration) error {
 	key := in.Key()
-	session := s.core.Registrar.Open(registry.Eureka, user, 0)
-	if l := s.leases.get(key); l != nil && l.user.Name == user.Name {
-		session.Close(0)
-		session = l.session
+	have := s.leases.get(key)
+	var session *registry.Session
+	if have != nil {
+		session = have.session
+	} else {
+		session = s.core.Registrar.Open(registry.Eureka, 0)
 	}
-	if err := session.Register(ctx, in); err != nil {
-		if s.leases.get(key) == nil {
+	if err := session.Register(ctx, in, user); err != nil {
+		if have == nil {
 			session.Close(0)
 		}
 		return err
 	}
-	first := s.leases.get(key) == nil
-	if before := s.leases.put(&leased{key: key, session: session, user: user, duration: duration}); before != nil {
-		before.session.Close(0)
-	}
-	if first {
+	switch before := s.leases.put(&leased{key: key, session: session, duration: duration}); {
+	case before == nil && have == nil:
 		s.core.Meters.Client(registry.Eureka, 1)
+	case before != nil: // another request was faster
+		before.session.Close(0)
 	}
 	return nil
 }

@@ -33,8 +33,8 @@ func newBeats(s *Server) *beats { return &beats{server: s, all: map[resource.Key
 // register an instance, and begin its session.
 func (b *beats) register(ctx context.Context, user registry.User, in *registry.Instance) error {
 	key := in.Key()
-	session := b.server.core.Registrar.Open(registry.Nacos, user, deleteAfter)
-	if err := session.Register(ctx, in); err != nil {
+	session := b.server.core.Registrar.Open(registry.Nacos, deleteAfter)
+	if err := session.Register(ctx, in, user); err != nil {
 		session.Close(0)
 		return err
 	}

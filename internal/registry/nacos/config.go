@@ -30,8 +30,8 @@ const goClient = "Nacos-Go-Client"
 // queryConfig for a client. The SDK of Go before 2.3 (dubbo-go 3.3 has 2.2.5), when it is answered that an
 // entry is gone that it listens to, does not tell its listener, and asks again without a pause: it is
 // answered that the entry is empty, which is what 2.3 makes of it.
-func (c *conn) queryConfig(r *configRequest) (any, error) {
-	out, err := c.server.queryConfig(r)
+func (c *conn) queryConfig(user registry.User, r *configRequest) (any, error) {
+	out, err := c.server.queryConfig(user, r)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +47,17 @@ func (c *conn) queryConfig(r *configRequest) (any, error) {
 	return out, nil
 }
 
-func (s *Server) queryConfig(r *configRequest) (*configQueryResponse, error) {
-	key, err := r.key(s.core.Namespaces)
+// readable is the entry that a request is about, of a user who may read it.
+func (s *Server) readable(user registry.User, n *configNamed) (registry.ConfigKey, error) {
+	key, err := n.key(s.core.Namespaces)
+	if err == nil && !user.MayRead(key.Namespace) {
+		err = &registry.ForbiddenError{User: user.String(), What: "read the configuration of namespace " + key.Namespace}
+	}
+	return key, err
+}
+
+func (s *Server) queryConfig(user registry.User, r *configRequest) (*configQueryResponse, error) {
+	key, err := s.readable(user, &r.configNamed)
 	if err != nil {
 		return nil, err
 	}
@@ -126,12 +135,12 @@ func (s *Server) removeConfig(ctx context.Context, user registry.User, named *co
 }
 
 // listen to entries, or no more; the answer has those that are others than the client has.
-func (c *conn) listen(r *configListenRequest) (any, error) {
+func (c *conn) listen(user registry.User, r *configListenRequest) (any, error) {
 	out := &configListenResponse{result: success(r.RequestID), Changed: []configNamed{}}
 	configs := c.server.core.Configs
 	for i := range r.Contexts {
 		context := &r.Contexts[i]
-		key, err := context.key(c.server.core.Namespaces)
+		key, err := c.server.readable(user, &context.configNamed)
 		if err != nil {
 			return nil, err
 		}

@@ -173,15 +173,15 @@ func (c *conn) admit(ctx context.Context, token string) (registry.User, error) {
 	return user, nil
 }
 
-// sessionOf the connection for a user; a client that shows another token begins another one.
-func (c *conn) sessionOf(user registry.User) (*registry.Session, error) {
+// sessionOf the connection.
+func (c *conn) sessionOf() (*registry.Session, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, registry.ErrEnded
 	}
 	if c.session == nil {
-		c.session = c.server.core.Registrar.Open(registry.Nacos, user, 0)
+		c.session = c.server.core.Registrar.Open(registry.Nacos, 0)
 	}
 	return c.session, nil
 }

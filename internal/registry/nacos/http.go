@@ -490,7 +490,7 @@ func (s *Server) httpConfig(c *call) (any, error) {
 		return s.httpSearch(c)
 	}
 	n := c.configNamed()
-	key, err := n.key(s.core.Namespaces)
+	key, err := s.readable(c.user, &n)
 	if err != nil {
 		return nil, err
 	}
@@ -522,6 +522,9 @@ func (s *Server) httpRemove(c *call) (any, error) {
 func (s *Server) httpSearch(c *call) (any, error) {
 	n := c.configNamed()
 	namespace := s.core.Namespaces.Of(n.Tenant)
+	if !c.user.MayRead(namespace) {
+		return nil, &registry.ForbiddenError{User: c.user.String(), What: "read the configuration of namespace " + namespace}
+	}
 	blur := c.Form.Get("search") == "blur"
 	keys := s.core.Configs.List(namespace, func(k registry.ConfigKey) bool {
 		return matches(n.DataID, k.DataID, blur) && matches(n.Group, k.Group, blur)
@@ -596,7 +599,7 @@ func (s *Server) httpListen(c *call) (any, error) {
 			w.raw.Tenant = words[3]
 		}
 		var err error
-		if w.key, err = w.raw.key(s.core.Namespaces); err != nil {
+		if w.key, err = s.readable(c.user, &w.raw); err != nil {
 			return nil, err
 		}
 		if all = append(all, w); len(all) > maxListened {

@@ -378,10 +378,25 @@ func TestUsers(t *testing.T) {
 	if answer := c.ask("BatchInstanceRequest", register("orders", 1)); answer["errorCode"] != 403.0 {
 		t.Errorf("in a namespace that is not of its token: %v", answer)
 	}
+	if answer := c.ask("ConfigQueryRequest", map[string]any{"dataId": "a", "group": "b", "tenant": ""}); answer["errorCode"] != 403.0 {
+		t.Errorf("read in a namespace that is not of its token: %v", answer)
+	}
+	if answer := c.ask("ConfigQueryRequest", map[string]any{"dataId": "a", "group": "b", "tenant": "shop"}); answer["errorCode"] != 300.0 {
+		t.Errorf("read in its own: %v", answer)
+	}
 	mine := register("orders", 1)
 	mine["namespace"] = "shop"
 	if answer := c.ask("BatchInstanceRequest", mine); answer["success"] != true {
 		t.Errorf("in its own: %v", answer)
+	}
+	// A connection is of whom each request says: the token before gives the one after nothing.
+	c.token = registrytest.Token
+	if answer := c.ask("BatchInstanceRequest", register("orders", 2)); answer["success"] != true {
+		t.Errorf("as an administrator: %v", answer)
+	}
+	c.token = registrytest.ShopToken
+	if answer := c.ask("BatchInstanceRequest", register("orders", 3)); answer["errorCode"] != 403.0 {
+		t.Errorf("as another user again: %v", answer)
 	}
 }
 

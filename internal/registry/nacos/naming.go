@@ -54,7 +54,7 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 	if err := c.server.core.CheckNamespace(s.Namespace); err != nil {
 		return &problem{codeInvalid, err.Error()}
 	}
-	session, err := c.sessionOf(user)
+	session, err := c.sessionOf()
 	if err != nil {
 		return &problem{codeUnregistered, err.Error()}
 	}
@@ -74,7 +74,7 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 		if _, twice := next[key]; twice {
 			continue
 		}
-		if err := session.Register(ctx, in); err != nil {
+		if err := session.Register(ctx, in, user); err != nil {
 			return err
 		}
 		next[key] = struct{}{}
@@ -89,7 +89,7 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 	c.mu.Unlock()
 	for key := range before {
 		if _, stays := next[key]; !stays {
-			if err := session.Deregister(ctx, key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+			if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
 				return err
 			}
 		}
@@ -103,7 +103,7 @@ func (c *conn) withdraw(ctx context.Context, user registry.User, s registry.Serv
 	if err != nil {
 		return err
 	}
-	session, err := c.sessionOf(user)
+	session, err := c.sessionOf()
 	if err != nil {
 		return &problem{codeUnregistered, err.Error()}
 	}
@@ -113,7 +113,7 @@ func (c *conn) withdraw(ctx context.Context, user registry.User, s registry.Serv
 		delete(c.published, s)
 	}
 	c.mu.Unlock()
-	if err := session.Deregister(ctx, key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+	if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
 		return err
 	}
 	return nil

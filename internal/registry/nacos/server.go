@@ -204,8 +204,8 @@ var requests = map[string]func(context.Context, *conn, registry.User, []byte) (a
 	"ServiceListRequest": read(func(_ context.Context, c *conn, _ registry.User, r *serviceListRequest) (any, error) {
 		return c.list(r)
 	}),
-	"ConfigQueryRequest": read(func(_ context.Context, c *conn, _ registry.User, r *configRequest) (any, error) {
-		return c.queryConfig(r)
+	"ConfigQueryRequest": read(func(_ context.Context, c *conn, u registry.User, r *configRequest) (any, error) {
+		return c.queryConfig(u, r)
 	}),
 	"ConfigPublishRequest": read(func(ctx context.Context, c *conn, u registry.User, r *configRequest) (any, error) {
 		return &result{ResultCode: resultOK, Success: true, RequestID: r.RequestID}, c.server.publishConfig(ctx, u, r)
@@ -213,8 +213,8 @@ var requests = map[string]func(context.Context, *conn, registry.User, []byte) (a
 	"ConfigRemoveRequest": read(func(ctx context.Context, c *conn, u registry.User, r *configRequest) (any, error) {
 		return &result{ResultCode: resultOK, Success: true, RequestID: r.RequestID}, c.server.removeConfig(ctx, u, &r.configNamed)
 	}),
-	"ConfigBatchListenRequest": read(func(_ context.Context, c *conn, _ registry.User, r *configListenRequest) (any, error) {
-		return c.listen(r)
+	"ConfigBatchListenRequest": read(func(_ context.Context, c *conn, u registry.User, r *configListenRequest) (any, error) {
+		return c.listen(u, r)
 	}),
 }
 

@@ -37,8 +37,8 @@ type session struct {
 	conn  *conn
 	timer *time.Timer
 	over  bool
-	// holds are the sessions of the core, by user: what a client registers as one user is that one's.
-	holds map[string]*registry.Session
+	// held is the session of the core, once the client has registered something.
+	held *registry.Session
 }
 
 // proof of a session's password, that is stored with its instances.
@@ -56,7 +56,7 @@ func (s *Server) open(t *tree, id int64, password []byte, timeout time.Duration)
 	} else if len(password) != passwordSize || id <= foreignOwner {
 		return nil
 	}
-	out := &session{server: s, id: id, password: password, timeout: timeout, holds: map[string]*registry.Session{}}
+	out := &session{server: s, id: id, password: password, timeout: timeout}
 	lives, genuine := out.proven(t) // with another instance of the control plane, perhaps
 	if !genuine {
 		return nil
@@ -97,7 +97,7 @@ func (s *session) detach(c *conn) {
 	if s.conn == c {
 		s.conn = nil
 	}
-	forget := s.conn == nil && len(s.holds) == 0 && !s.over
+	forget := s.conn == nil && s.held == nil && !s.over
 	s.mu.Unlock()
 	if forget {
 		s.forget()
@@ -109,7 +109,7 @@ func (s *session) forget() {
 	defer s.server.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conn != nil || len(s.holds) > 0 {
+	if s.conn != nil || s.held != nil {
 		return
 	}
 	s.over = true
@@ -126,19 +126,17 @@ func (s *session) touch() {
 	}
 }
 
-// hold is the session of the core for a user.
-func (s *session) hold(user registry.User) (*registry.Session, error) {
+// hold is the session of the core.
+func (s *session) hold() (*registry.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
 		return nil, registry.ErrEnded
 	}
-	h := s.holds[user.Name]
-	if h == nil {
-		h = s.server.core.Registrar.Open(registry.ZooKeeper, user, 0)
-		s.holds[user.Name] = h
+	if s.held == nil {
+		s.held = s.server.core.Registrar.Open(registry.ZooKeeper, 0)
 	}
-	return h, nil
+	return s.held, nil
 }
 
 // expire ends a session whose client has not been heard of.
@@ -156,21 +154,21 @@ func (s *session) close() {
 	}
 	s.over = true
 	s.timer.Stop()
-	c, holds := s.conn, s.holds
+	c, held := s.conn, s.held
 	s.conn = nil
 	s.mu.Unlock()
 	server := s.server
 	server.mu.Lock()
 	delete(server.sessions, s.id)
-	if len(holds) > 0 {
+	if held != nil {
 		server.ended.add(s.id)
 	}
 	server.mu.Unlock()
 	if c != nil {
 		c.end()
 	}
-	for _, h := range holds {
-		h.Close(0)
+	if held != nil {
+		held.Close(0)
 	}
 }
 
@@ -211,7 +209,7 @@ func (s *session) adopt(ctx context.Context, t *tree) {
 		return
 	}
 	// What its user may do is not of concern: the instances stay as they are.
-	h, err := s.hold(registry.User{})
+	h, err := s.hold()
 	if err != nil {
 		return
 	}

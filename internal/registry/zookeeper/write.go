@@ -260,11 +260,11 @@ func (c *conn) register(ctx context.Context, t *target, ch *change) error {
 	}
 	in.Detail, _ = json.Marshal(d) // bytes and numbers
 	if in.Ephemeral {
-		hold, err := c.session.hold(c.user)
+		hold, err := c.session.hold()
 		if err != nil {
 			return err
 		}
-		if err := hold.Register(ctx, in); err != nil {
+		if err := hold.Register(ctx, in, c.user); err != nil {
 			return err
 		}
 	} else if err := c.server.core.Registrar.Put(ctx, in, c.user); err != nil {
