@@ -2,6 +2,7 @@ package registries
 
 import (
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,7 +45,13 @@ func serveNacos(t *testing.T, p *registrytest.Plane) uint64 {
 
 // param of a client whose files are in a folder of its own: the SDK reads them again when it starts.
 func param(t *testing.T, port uint64, user, password string) vo.NacosClientParam {
-	dir := t.TempDir()
+	t.Helper()
+	// The SDK writes there after it was closed, which t.TempDir would not forgive.
+	dir, err := os.MkdirTemp("", "nacos")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return vo.NacosClientParam{
 		ClientConfig: constant.NewClientConfig(constant.WithTimeoutMs(5000), constant.WithNotLoadCacheAtStart(true), constant.WithLogDir(dir),
 			constant.WithCacheDir(dir), constant.WithLogLevel("error"), constant.WithUsername(user), constant.WithPassword(password)),
