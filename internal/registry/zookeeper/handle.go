@@ -37,6 +37,8 @@ func (s *Server) codeOf(err error) code {
 		return codeNoNode
 	case errors.Is(err, registry.ErrConflict):
 		return codeBadVersion
+	case errors.Is(err, context.DeadlineExceeded):
+		return codeOperationTimeout // it may be done yet
 	case errors.As(err, new(*registry.ForbiddenError)), errors.Is(err, registry.ErrUnauthenticated):
 		return codeNoAuth
 	}
@@ -149,8 +151,7 @@ func (c *conn) request(ctx context.Context, xid int32, op opcode, d *decoder) er
 		return c.writes(ctx, xid, op, d)
 	case opSync:
 		path := d.string()
-		want := int64(c.server.core.Index.Position())
-		if err := c.tree.await(ctx, func() bool { return c.tree.zxid >= want }); err != nil {
+		if err := c.tree.sync(ctx); err != nil {
 			return err
 		}
 		return c.read(xid, d, func(e *encoder) error { e.string(path); return nil })
@@ -404,8 +405,11 @@ func (c *conn) whoAmI(e *encoder) {
 	e.string(c.user.String())
 }
 
-// maxMulti operations of one request.
-const maxMulti = 1000
+const (
+	// maxMulti operations of one request, and maxAnswer bytes of the answer to several reads.
+	maxMulti  = 1000
+	maxAnswer = 4 << 20
+)
 
 // multiRead answers several reads of one moment.
 func (c *conn) multiRead(xid int32, d *decoder) error {
@@ -435,7 +439,9 @@ func (c *conn) multiRead(xid int32, d *decoder) error {
 				continue
 			}
 			e.result(r.op, codeOK)
-			e.b = append(e.b, part.b...)
+			if e.b = append(e.b, part.b...); len(e.b) > maxAnswer {
+				return failed(codeBadArguments, "the answer has more than %d bytes: read less at once", maxAnswer)
+			}
 		}
 		e.endOfResults()
 		return nil

@@ -33,7 +33,9 @@ type tree struct {
 	// recursive is how many watches are recursive.
 	recursive int
 	changed   chan struct{} // closed when something has changed
-	cause     time.Time     // of what is being applied
+	// syncs are closed when the tree has what the core had when they came.
+	syncs chan chan struct{}
+	cause time.Time // of what is being applied
 }
 
 // node of the tree. One without a source is a parent.
@@ -78,7 +80,7 @@ func newTree(s *Server, zone locality.Zone) *tree {
 	return &tree{
 		server: s, zone: zone, ready: make(chan struct{}), nodes: map[string]*node{}, services: map[registry.Service]map[string]struct{}{},
 		entries: map[registry.ConfigKey][]string{}, sessions: map[int64]map[string]*node{}, watches: map[string]map[*conn]watch{},
-		changed: make(chan struct{}),
+		changed: make(chan struct{}), syncs: make(chan chan struct{}),
 	}
 }
 
@@ -110,7 +112,23 @@ func (t *tree) run(ctx context.Context) {
 			t.applyServices(services.Take())
 		case <-entries.Ready():
 			t.applyEntries(entries.Take())
+		case done := <-t.syncs:
+			t.applyServices(services.Take())
+			t.applyEntries(entries.Take())
+			close(done)
 		}
+	}
+}
+
+// sync blocks until the tree has what the core has.
+func (t *tree) sync(ctx context.Context) error {
+	done := make(chan struct{})
+	select {
+	case t.syncs <- done: // whoever takes it closes it
+		<-done
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

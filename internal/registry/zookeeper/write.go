@@ -153,6 +153,9 @@ func (c *conn) applyAll(ctx context.Context, list []change) (at int, err error) 
 	for i := range list {
 		undo, err := c.apply(ctx, &list[i])
 		if err != nil {
+			// It may have failed for want of time.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeWithin)
+			defer cancel()
 			for _, undo := range slices.Backward(done) {
 				undo(ctx)
 			}

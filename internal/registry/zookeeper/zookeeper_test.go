@@ -16,6 +16,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
@@ -684,4 +687,44 @@ func FuzzRequest(f *testing.F) {
 			_ = metadataOf(in)
 		}
 	})
+}
+
+// A sync is answered where the newest change is of nothing that the tree shows.
+func TestSync(t *testing.T) {
+	p, address := serve(t)
+	c := dial(t, address, nil)
+	before := p.Index.Position()
+	p.Client.Seed(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n-1"}})
+	p.Eventually("the position goes on", func() bool { return p.Index.Position() > before })
+	d, result := c.ask(opSync, func(e *encoder) { e.string("/services") })
+	if got := d.string(); result != codeOK || got != "/services" {
+		t.Errorf("sync: %d, %q", result, got)
+	}
+}
+
+// Several reads at once have an answer of bounded size.
+func TestMultiReadIsBounded(t *testing.T) {
+	_, address := serve(t)
+	c := dial(t, address, nil)
+	const path = "/dubbo/config/dubbo/large"
+	if got := c.create(path, strings.Repeat("x", maxFrame/2), modePersistent); got != codeOK {
+		t.Fatalf("create: %d", got)
+	}
+	read := func(n int) code {
+		_, result := c.ask(opMultiRead, func(e *encoder) {
+			for range n {
+				e.result(opGetData, -1)
+				e.string(path)
+				e.bool(false)
+			}
+			e.endOfResults()
+		})
+		return result
+	}
+	if got := read(4); got != codeOK {
+		t.Errorf("4 reads: %d", got)
+	}
+	if got := read(maxMulti); got != codeBadArguments {
+		t.Errorf("%d reads: %d", maxMulti, got)
+	}
 }
