@@ -55,8 +55,9 @@ type Keeper struct {
 type desired struct {
 	// sets count the workloads at an address, by the ID of a set.
 	sets map[string]map[netip.Addr]int
-	// ports are guarded, at the addresses of workloads of this node.
-	ports map[guarded]proxy.GuardedPort
+	// ports are guarded, at the addresses of workloads of this node. Several workloads may have one, such
+	// as those that a program registered by two protocols: the first by name counts.
+	ports map[guarded]map[proxy.ServiceName]proxy.GuardedPort
 	// changed since the kernel was programmed.
 	changedSets  map[string]map[netip.Addr]struct{}
 	changedPorts map[guarded]struct{}
@@ -87,7 +88,7 @@ func New(cfg Config) (*Keeper, error) {
 
 func newDesired() desired {
 	return desired{
-		sets: map[string]map[netip.Addr]int{}, ports: map[guarded]proxy.GuardedPort{},
+		sets: map[string]map[netip.Addr]int{}, ports: map[guarded]map[proxy.ServiceName]proxy.GuardedPort{},
 		changedSets: map[string]map[netip.Addr]struct{}{}, changedPorts: map[guarded]struct{}{},
 	}
 }
@@ -156,12 +157,28 @@ func (d *desired) note(w *proxy.Workload, here bool, by int) {
 			at := guarded{addr, p.Protocol, p.Port}
 			d.changedPorts[at] = struct{}{}
 			if by < 0 {
-				delete(d.ports, at)
-			} else {
-				d.ports[at] = p
+				if delete(d.ports[at], w.Name); len(d.ports[at]) == 0 {
+					delete(d.ports, at)
+				}
+				continue
 			}
+			if d.ports[at] == nil {
+				d.ports[at] = map[proxy.ServiceName]proxy.GuardedPort{}
+			}
+			d.ports[at][w.Name] = p
 		}
 	}
+}
+
+// port is what holds for a guarded one.
+func (d *desired) port(at guarded) (p proxy.GuardedPort, ok bool) {
+	var first proxy.ServiceName
+	for name, one := range d.ports[at] {
+		if !ok || name.String() < first.String() {
+			first, p, ok = name, one, true
+		}
+	}
+	return p, ok
 }
 
 // Run programs the kernel until ctx ends, and returns nil then. It is called once, and leaves the tables
@@ -232,7 +249,7 @@ func (k *Keeper) Decide(from netip.Addr, to netip.AddrPort, protocol proxy.Proto
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	from = from.Unmap()
-	p, ok := k.want.ports[guarded{to.Addr().Unmap(), protocol, to.Port()}]
+	p, ok := k.want.port(guarded{to.Addr().Unmap(), protocol, to.Port()})
 	if !ok {
 		return true, false
 	}

@@ -177,7 +177,17 @@ func TestPermissions(t *testing.T) {
 	w.apply(false, guard(proxy.GuardedPort{Deny: []proxy.Callers{{}}}))
 	w.want("everybody is denied", "a- b- node+")
 
-	w.apply(false, allowFront)
+	// Another workload takes the address over, in either order, and one of two leaves.
+	successor := guard(proxy.GuardedPort{Allow: []proxy.Callers{{Set: front}}, Refuse: true})
+	successor.Name.Name = "successor"
+	w.keeper.Apply(false, map[proxy.ServiceName]*proxy.Workload{successor.Name: successor})
+	w.keeper.Apply(false, map[proxy.ServiceName]*proxy.Workload{guard(proxy.GuardedPort{}).Name: nil})
+	w.apply(false)
+	w.want("another workload at the address", "a+ b+ node+")
+	w.apply(false, workload("b", 2, back))
+	w.want("which is guarded", "a+ b- node+")
+	w.apply(false, workload("b", 2, front), allowFront)
+	w.keeper.Apply(false, map[proxy.ServiceName]*proxy.Workload{successor.Name: nil})
 	w.node.Run("nft", "delete", "table", "ip", TableName)
 	if err := w.keeper.Flush(); err != nil {
 		t.Fatal(err)

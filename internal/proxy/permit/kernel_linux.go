@@ -214,7 +214,7 @@ func (f *family) setPort(b *nfnl.Batch, d *desired, g guarded) {
 	ports := f.portMap()
 	key := string(g.addr.AsSlice()) + string([]byte{protocolNumber(g.protocol), 0, 0, 0, byte(g.port >> 8), byte(g.port), 0, 0})
 	was, next := f.ports[g], ""
-	if p, ok := d.ports[g]; ok {
+	if p, ok := d.port(g); ok {
 		next = f.chain(b, d, &p)
 	}
 	if was == next {
