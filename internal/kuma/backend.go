@@ -175,9 +175,13 @@ func limits(conf *node, connections string) *mesh.PolicyLimits {
 	if conf == nil {
 		return nil
 	}
-	return &mesh.PolicyLimits{
+	out := &mesh.PolicyLimits{
 		Connections: conf.number(connections), Pending: conf.number("maxPendingRequests"), Requests: conf.number("maxRequests"), Retries: conf.number("maxRetries"),
 	}
+	if out.Connections != nil && out.Pending == nil {
+		out.Pending = new(int32(1024)) // Kuma leaves it to Envoy, whose default this is
+	}
+	return out
 }
 
 func (o *object) outlier(conf *node) *mesh.BackendOutlier {

@@ -61,7 +61,7 @@ func backendDefaults() mesh.BackendPolicySpec {
 			},
 			TCPAttempts: at[int32](3),
 		},
-		Limits: &mesh.PolicyLimits{Connections: at[int32](0), Pending: at[int32](0), Requests: at[int32](0), Retries: at[int32](0)},
+		Limits: &mesh.PolicyLimits{Connections: at[int32](0), Requests: at[int32](0), Retries: at[int32](0)},
 		Outlier: &mesh.BackendOutlier{
 			Local: at[int32](3), Gateway: at[int32](0), Total: at[int32](0), Interval: at[mesh.Duration]("5s"), Ejection: at[mesh.Duration]("10s"),
 			MaxPercent: at[int32](100), Panic: at[int32](1),

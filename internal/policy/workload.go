@@ -43,7 +43,7 @@ func workloadDefaults() mesh.WorkloadPolicySpec {
 			Connect: at[mesh.Duration]("5s"), Idle: at[mesh.Duration]("1h"), Request: at[mesh.Duration]("0s"),
 			StreamIdle: at[mesh.Duration]("30m"), MaxStream: at[mesh.Duration]("0s"), MaxConnection: at[mesh.Duration]("0s"),
 		},
-		Limits:      &mesh.PolicyLimits{Connections: at[int32](0), Pending: at[int32](0), Requests: at[int32](0), Retries: at[int32](0)},
+		Limits:      &mesh.PolicyLimits{Connections: at[int32](0), Requests: at[int32](0), Retries: at[int32](0)},
 		Passthrough: &mesh.WorkloadPassthrough{},
 		Metrics:     &mesh.WorkloadMetrics{Port: at[int32](15020), Path: "/metrics"},
 	}

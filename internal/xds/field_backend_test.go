@@ -6,6 +6,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -103,6 +106,60 @@ func failures(service string, some bool) func(*stage) string {
 	}
 }
 
+// refusesBeyond a limit of connections: of more requests than twice as many at the same time, as many are
+// answered at once, as many wait for them, and the others are refused at once.
+func refusesBeyond(port func(*stage) int32, connections int) func(*stage) string {
+	return func(s *stage) string {
+		all := s.replies(2*connections+3, port(s), func(int) string { return "/slow?ms=400" })
+		refused := 0
+		for _, r := range all {
+			switch {
+			case r.Status == http.StatusServiceUnavailable && r.Took < 300*time.Millisecond && strings.Contains(r.Body, "overflow"):
+				refused++
+			case r.Status != http.StatusOK || r.Took > 1100*time.Millisecond:
+				return fmt.Sprint(all)
+			}
+		}
+		if most := connections + 3; refused < 3 || refused > most {
+			return fmt.Sprint(refused, " are refused of ", all)
+		}
+		return ""
+	}
+}
+
+// waitsFor a connection: of requests at the same time, none is refused, and they are answered one by one.
+func waitsFor(port func(*stage) int32) func(*stage) string {
+	return func(s *stage) string {
+		all, longest := s.replies(4, port(s), func(int) string { return "/slow?ms=200" }), time.Duration(0)
+		for _, r := range all {
+			longest = max(longest, r.Took)
+			if r.Status != http.StatusOK {
+				return fmt.Sprint(all)
+			}
+		}
+		if longest < 700*time.Millisecond {
+			return fmt.Sprint(all)
+		}
+		return ""
+	}
+}
+
+// calledTogether: calls of gRPC at the same time are answered, none after another.
+func calledTogether(service string, n int) func(*stage) string {
+	return func(s *stage) string {
+		start, failed := time.Now(), make([]codes.Code, n)
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() { failed[i], _ = s.call(s.ports[service], "ms", "300") })
+		}
+		all.Wait()
+		if took := time.Since(start); slices.Max(failed) != codes.OK || took > 2*time.Second {
+			return fmt.Sprint(failed, " after ", took)
+		}
+		return ""
+	}
+}
+
 // backendCases are of BackendPolicies: timeouts, retries, limits.
 func backendCases() []fieldCase {
 	second := func(s *stage) string { return within("web", "/slow?ms=1000", 700*time.Millisecond)(s) }
@@ -164,12 +221,24 @@ func backendCases() []fieldCase {
 			}
 			return ""
 		}},
-		{name: "limits.pending", given: given("limits: {connections: 1}"), objects: bp("web", "limits: {pending: 1}"), effect: func(s *stage) string {
-			if got := s.together(4, s.ports["web"], func(int) string { return "/slow?ms=200" }); got[503] == 0 || got[200] < 2 {
+		{name: "limits.connections/HTTP", objects: bp("web", "limits: {connections: 2}"), quick: true, effect: refusesBeyond(outPort("web"), 2)},
+		{name: "limits.connections/HTTP reached at once", objects: bp("web", "limits: {connections: 6}"), effect: func(s *stage) string {
+			if got := s.together(6, s.ports["web"], func(int) string { return "/slow?ms=200" }); got[200] != 6 {
 				return fmt.Sprint("statuses ", got)
 			}
-			return ""
+			return refusesBeyond(outPort("web"), 6)(s)
 		}},
+		{name: "limits.connections/HTTP2", given: given("limits: {connections: 1}"), objects: bp("api", "limits: {requests: 2}"),
+			effect: func(s *stage) string {
+				if calledTogether("api", 20)(s) == "" {
+					return "20 calls at the same time are answered"
+				}
+				return ""
+			}, without: calledTogether("api", 20)},
+		{name: "limits.pending", given: given("limits: {connections: 1}"), objects: bp("web", "limits: {pending: 3}"), quick: true,
+			effect: waitsFor(outPort("web")), without: refusesBeyond(outPort("web"), 1)},
+		{name: "limits.pending none", given: given("limits: {connections: 1}"), objects: bp("web", "limits: {pending: 0}"),
+			effect: waitsFor(outPort("web")), without: refusesBeyond(outPort("web"), 1)},
 		{name: "limits.requests", objects: bp("web", "limits: {requests: 2}"), quick: true, effect: func(s *stage) string {
 			if got := s.together(4, s.ports["web"], func(int) string { return "/slow?ms=200" }); got[200] != 2 || got[503] != 2 {
 				return fmt.Sprint("statuses ", got)

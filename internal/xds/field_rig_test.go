@@ -410,16 +410,21 @@ func (s *stage) to(service, path string, headers ...string) reply {
 
 // together sends requests to a Service at the same time, and counts the answers by status.
 func (s *stage) together(n int, port int32, path func(i int) string) map[int]int {
-	statuses := make([]int, n)
+	out := map[int]int{}
+	for _, r := range s.replies(n, port, path) {
+		out[r.Status]++
+	}
+	return out
+}
+
+// replies to requests that are sent at the same time.
+func (s *stage) replies(n int, port int32, path func(i int) string) []reply {
+	out := make([]reply, n)
 	var all sync.WaitGroup
 	for i := range n {
-		all.Go(func() { statuses[i] = s.get(port, path(i)).Status })
+		all.Go(func() { out[i] = s.get(port, path(i)) })
 	}
 	all.Wait()
-	out := map[int]int{}
-	for _, code := range statuses {
-		out[code]++
-	}
 	return out
 }
 

@@ -69,12 +69,8 @@ func workloadCases() []fieldCase {
 			}
 			return ""
 		}},
-		{name: "in limits.pending", objects: wp("limits: {connections: 1, pending: 1}"), effect: func(s *stage) string {
-			if got := s.together(4, s.in["http"], func(int) string { return "/slow?ms=200" }); got[503] == 0 || got[200] < 2 {
-				return fmt.Sprint("statuses ", got)
-			}
-			return ""
-		}},
+		{name: "in limits.connections/HTTP", objects: wp("limits: {connections: 2}"), effect: refusesBeyond(inPort("http"), 2)},
+		{name: "in limits.pending", objects: wp("limits: {connections: 1, pending: 0}"), effect: waitsFor(inPort("http"))},
 
 		{name: "backends", objects: wp("backends: [{name: other}, {kind: ServiceImport, namespace: shop, name: far}]"),
 			given: "kind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.200, clusterIPs: [10.96.0.200], ports: [{port: 80, targetPort: 80, protocol: TCP}]}\n---\n" +

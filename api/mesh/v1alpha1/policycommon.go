@@ -213,10 +213,12 @@ type PolicyTimeout struct {
 
 // PolicyLimits bound what is open at the same time, from or to one proxy. 0 is none.
 type PolicyLimits struct {
-	// Connections that are open. Defaults to none.
+	// Connections that are open. Defaults to none. A connection of TCP beyond the limit is refused at
+	// once, and a request of HTTP/1 beyond it and Pending is answered with 503. Each endpoint may have one.
 	// +optional
 	Connections *int32 `json:"connections,omitempty"`
-	// Pending requests, which wait for a connection. Defaults to none.
+	// Pending requests, which wait for a connection. Defaults to Connections with HTTP/1, which has one
+	// request on each, else to none; 0 is none.
 	// +optional
 	Pending *int32 `json:"pending,omitempty"`
 	// Requests that are open. Defaults to none.

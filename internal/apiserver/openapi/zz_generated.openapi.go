@@ -4333,14 +4333,14 @@ func schema_proxima_api_mesh_v1alpha1_PolicyLimits(ref common.ReferenceCallback)
 				Properties: map[string]spec.Schema{
 					"connections": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Connections that are open. Defaults to none.",
+							Description: "Connections that are open. Defaults to none. A connection of TCP beyond the limit is refused at once, and a request of HTTP/1 beyond it and Pending is answered with 503. Each endpoint may have one.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"pending": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Pending requests, which wait for a connection. Defaults to none.",
+							Description: "Pending requests, which wait for a connection. Defaults to Connections with HTTP/1, which has one request on each, else to none; 0 is none.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

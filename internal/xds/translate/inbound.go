@@ -296,7 +296,7 @@ func InboundRoute(a *routev3.RouteAction, p *policy.WorkloadPort) {
 // InboundCluster sets the limits of the cluster that is the workload itself.
 func InboundCluster(c *clusterv3.Cluster, p *policy.WorkloadPort) {
 	c.ConnectTimeout = span(p.Timeout.Connect)
-	c.CircuitBreakers = breakers(&p.Limits, nil)
+	c.CircuitBreakers = breakers(c, &p.Limits, nil)
 }
 
 // TLSParameters of calls to a port.

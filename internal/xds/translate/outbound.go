@@ -152,7 +152,6 @@ const httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 // how one is chosen. http: its clients speak HTTP.
 func Cluster(c *clusterv3.Cluster, b *policy.Backend, http bool) error {
 	c.ConnectTimeout = span(b.Timeout.Connect)
-	c.CircuitBreakers = breakers(&b.Limits, b.Retry.Budget)
 	c.OutlierDetection = outlier(&b.Outlier)
 	c.HealthChecks = healthChecks(&b.HealthCheck, hostOf(c.Name))
 	// Without this Envoy keeps endpoints that were withdrawn as long as they answer its checks.
@@ -171,10 +170,13 @@ func Cluster(c *clusterv3.Cluster, b *policy.Backend, http bool) error {
 		c.CommonLbConfig.LocalityConfigSpecifier = nil
 	}
 	c.LbPolicy = balancer(&b.Balancer, http)
-	if !http {
-		return nil
+	if http {
+		if err := protocolOptions(c, &b.Timeout); err != nil {
+			return err
+		}
 	}
-	return protocolOptions(c, &b.Timeout)
+	c.CircuitBreakers = breakers(c, &b.Limits, b.Retry.Budget)
+	return nil
 }
 
 // protocolOptions adds timeouts to the settings of HTTP, which may be there already.
@@ -204,11 +206,17 @@ func protocolOptions(c *clusterv3.Cluster, t *mesh.PolicyTimeout) error {
 	return nil
 }
 
-// breakers: Envoy's own limits of 1024 are not ours. A limit of retries takes the place of their
-// budget, as Envoy has one of the two.
-func breakers(l *mesh.PolicyLimits, budget *mesh.RetryBudget) *clusterv3.CircuitBreakers {
+// breakers of a cluster, whose protocol is set: Envoy's own limits of 1024 are not ours. A limit of
+// retries takes the place of their budget, as Envoy has one of the two.
+func breakers(c *clusterv3.Cluster, l *mesh.PolicyLimits, budget *mesh.RetryBudget) *clusterv3.CircuitBreakers {
+	pending := l.Pending
+	if pending == nil && queues(c) {
+		// Envoy lets requests wait for a connection without end. Fewer places than connections would
+		// refuse what is below the limit: a request holds one while its connection is made.
+		pending = l.Connections
+	}
 	t := &clusterv3.CircuitBreakers_Thresholds{
-		MaxConnections: orMost(l.Connections), MaxPendingRequests: orMost(l.Pending), MaxRequests: orMost(l.Requests),
+		MaxConnections: orMost(l.Connections), MaxPendingRequests: orMost(pending), MaxRequests: orMost(l.Requests),
 		MaxRetries:     orMost(l.Retries),
 		TrackRemaining: true,
 	}
@@ -223,6 +231,14 @@ func breakers(l *mesh.PolicyLimits, budget *mesh.RetryBudget) *clusterv3.Circuit
 		}
 	}
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{t}}
+}
+
+// queues reports whether a request that finds every connection of the cluster busy waits for one: with
+// HTTP/1, or where the clients decide. TCP is refused, and a connection of HTTP/2 has many requests.
+func queues(c *clusterv3.Cluster) bool {
+	options := &httpv3.HttpProtocolOptions{}
+	packed := c.TypedExtensionProtocolOptions[httpOptions]
+	return packed != nil && packed.UnmarshalTo(options) == nil && options.GetExplicitHttpConfig().GetHttp2ProtocolOptions() == nil
 }
 
 // outlier detection; nil if every detector is off. What the proxy observes itself (connections) is
