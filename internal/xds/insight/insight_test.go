@@ -545,6 +545,64 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestStreamsOfProgram: a gRPC program has a stream for each of its targets. What any of them rejects counts
+// for as long as that stream is open, and the program is connected while one is.
+func TestStreamsOfProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		grpc := meshv1alpha1.ProxyVersions{Proxy: "gRPC Go", Version: "1.85.0"}
+		for _, id := range []string{"a", "b", "c"} {
+			r.Connected(web, Connection{ID: id, Versions: grpc})
+			accept(r, id)
+		}
+		pass(time.Minute)
+		r.Nacked(web, "a", clusterType, []string{"x"}, Rejection{Error: "bad"})
+		r.Nacked(web, "b", clusterType, []string{"y"}, Rejection{Error: "bad"})
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster x: bad\nCluster y: bad")
+		r.Acked(web, "b", clusterType, []string{"x"}) // it says nothing of what "a" does
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster x: bad\nCluster y: bad")
+		r.Disconnected(web, "a")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y: bad")
+		r.Acked(web, "b", clusterType, []string{"y"})
+		r.Sent(web, "c", clusterType) // it ends before it answers
+		r.Disconnected(web, "c")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+		if i := g.insight(); !i.Status.Online || len(i.Status.Subscriptions) != 1 || i.Status.Subscriptions[0].Resources[0].Sent != i.Status.Subscriptions[0].Resources[0].Acknowledged+2 {
+			t.Errorf("one stream is open: %+v", i.Status)
+		}
+		r.Disconnected(web, "b")
+		pass(time.Minute)
+		if i := g.insight(); i.Status.Online {
+			t.Errorf("no stream is open: %+v", i.Status)
+		}
+	})
+}
+
+// TestRejectedWithoutNames: a response that names no resource, as one of removals alone, is rejected as a whole
+// until one of that type is accepted.
+func TestRejectedWithoutNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		accept(r, "a")
+		pass(time.Minute)
+		r.Nacked(web, "a", clusterType, nil, Rejection{Error: "no cluster may be removed"})
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster *: no cluster may be removed")
+		r.Acked(web, "a", clusterType, nil)
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+	})
+}
+
 // gateways in a client, of which there is an insight once they have an object.
 func gatewayRig(t *testing.T) (*rig, *Recorder, func()) {
 	g := newRig(t)

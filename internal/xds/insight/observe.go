@@ -78,47 +78,100 @@ func (p *proxy) wrote(counted []issued) {
 	}
 }
 
-// connection is one stream.
+// connection of a proxy. It is one stream, or all that a gRPC program has at a time: its library opens
+// one for each target that it calls, and one for its servers.
 type connection struct {
-	id        string
+	// id is that of the stream that was first.
+	id string
+	// streams that are open.
+	streams   []opened
 	versions  meshv1alpha1.ProxyVersions
 	began     time.Time
 	ended     time.Time // zero: it is open
 	resources map[string]*meshv1alpha1.ResourceSync
-	rejected  map[rejectedKey]Rejection
+	rejected  map[rejectedKey]rejection
 	// released are resources that were rejected on this connection, and are no more.
 	released map[rejectedKey]struct{}
 	// ready: it has accepted what it needs.
 	ready bool
-	// unanswered responses, and when the first of them was sent, or one was answered last.
-	unanswered int64
-	waits      time.Time
+	// waits is when the first response that is unanswered was sent, or one was answered last.
+	waits time.Time
 	// behind: as it was written, it does not answer.
 	behind bool
 }
 
 type rejectedKey struct{ typ, name string }
 
-// Connected: a proxy has opened a stream. One that it had before counts as ended.
+// rejection on a stream, the last one that had it.
+type rejection struct {
+	Rejection
+	stream string
+}
+
+// opened is a stream, and how many responses it has not answered.
+type opened struct {
+	id         string
+	unanswered int64
+}
+
+// wholeResponse stands for the resources of a response that names none, as one of removals alone.
+const wholeResponse = "*"
+
+// Connected: a proxy has opened a stream. One that it had before counts as ended, but for gRPC programs.
 func (r *Recorder) Connected(key Subject, c Connection) {
 	r.observe(key, settle, func(p *proxy) bool {
+		if was := p.connection; was != nil && was.ended.IsZero() && isProgram(was.versions.Proxy) && isProgram(c.Versions.Proxy) {
+			was.streams = append(was.streams, opened{id: c.ID})
+			return false
+		}
 		c.Versions.Proxy, c.Versions.Version = limited(c.Versions.Proxy), limited(c.Versions.Version)
 		c.Versions.Supervisor = limited(c.Versions.Supervisor)
 		p.connection = &connection{
-			id: c.ID, versions: c.Versions, began: r.clock.Now(),
-			resources: map[string]*meshv1alpha1.ResourceSync{}, rejected: map[rejectedKey]Rejection{},
+			id: c.ID, streams: []opened{{id: c.ID}}, versions: c.Versions, began: r.clock.Now(),
+			resources: map[string]*meshv1alpha1.ResourceSync{}, rejected: map[rejectedKey]rejection{},
 			released: map[rejectedKey]struct{}{},
 		}
 		return true
 	})
 }
 
-// Disconnected: the stream has ended.
+// isProgram reports whether a client is a gRPC program, as user agents of gRPC's clients begin.
+func isProgram(name string) bool { return strings.HasPrefix(name, "gRPC") }
+
+// Disconnected: the stream has ended. What it rejected of a program that has others counts no more.
 func (r *Recorder) Disconnected(key Subject, id string) {
-	r.on(key, id, settle, func(c *connection) bool {
-		c.ended = r.clock.Now()
-		return true
+	r.on(key, id, settle, func(c *connection) (write bool) {
+		if len(c.streams) == 1 {
+			c.ended = r.clock.Now()
+			return true
+		}
+		c.streams = slices.DeleteFunc(c.streams, func(o opened) bool { return o.id == id })
+		for at, was := range c.rejected {
+			if was.stream == id {
+				c.drop(at)
+				write = true
+			}
+		}
+		return write
 	})
+}
+
+// stream of an ID; nil: the connection has none.
+func (c *connection) stream(id string) *opened {
+	for i := range c.streams {
+		if c.streams[i].id == id {
+			return &c.streams[i]
+		}
+	}
+	return nil
+}
+
+// unanswered responses of all streams.
+func (c *connection) unanswered() (n int64) {
+	for _, o := range c.streams {
+		n += o.unanswered
+	}
+	return n
 }
 
 // Sent a response with resources of a type, the last part of whose type URL is typ.
@@ -127,9 +180,10 @@ func (r *Recorder) Sent(key Subject, id, typ string) {
 		if s := c.sync(typ); s != nil {
 			s.Sent++
 		}
-		if c.unanswered++; c.unanswered == 1 {
+		if c.unanswered() == 0 {
 			c.waits = r.clock.Now()
 		}
+		c.stream(id).unanswered++
 		return false
 	})
 }
@@ -140,8 +194,9 @@ func (r *Recorder) Acked(key Subject, id, typ string, names []string) {
 		if s := c.sync(typ); s != nil {
 			s.Acknowledged++
 		}
-		c.answered(r.clock.Now())
-		write = c.release(typ, names)
+		c.answered(id, r.clock.Now())
+		write = c.release(id, typ, names)
+		write = c.release(id, typ, []string{wholeResponse}) || write
 		if !c.ready && !slices.ContainsFunc(needed(c.versions.Proxy).types, func(typ string) bool { return !c.accepted(typ) }) {
 			c.ready, write = true, true
 		}
@@ -156,61 +211,74 @@ func (r *Recorder) Nacked(key Subject, id, typ string, names []string, why Rejec
 		if s := c.sync(typ); s != nil {
 			s.Rejected++
 		}
-		c.answered(r.clock.Now())
-		return c.reject(typ, names, why)
+		c.answered(id, r.clock.Now())
+		if len(names) == 0 {
+			names = []string{wholeResponse}
+		}
+		return c.reject(id, typ, names, why)
 	})
 }
 
 // Withheld: the server does not send a resource to the proxy, as others have rejected the same.
 func (r *Recorder) Withheld(key Subject, id, typ, name string, why Rejection) {
-	r.on(key, id, settle, func(c *connection) bool { return c.reject(typ, []string{name}, why) })
+	r.on(key, id, settle, func(c *connection) bool { return c.reject(id, typ, []string{name}, why) })
 }
 
 // Released: a resource that was rejected or withheld is so no more, without an acknowledgement.
 func (r *Recorder) Released(key Subject, id, typ, name string) {
-	r.on(key, id, settle, func(c *connection) bool { return c.release(typ, []string{name}) })
+	r.on(key, id, settle, func(c *connection) bool { return c.release(id, typ, []string{name}) })
 }
 
-// answered: one response less is unanswered.
-func (c *connection) answered(now time.Time) {
-	if c.unanswered > 0 {
-		c.unanswered--
+// answered: one response less of a stream is unanswered.
+func (c *connection) answered(id string, now time.Time) {
+	if o := c.stream(id); o.unanswered > 0 {
+		o.unanswered--
 	}
 	c.waits = now
 }
 
 // stalls: it has not answered for a window.
 func (c *connection) stalls(now time.Time) bool {
-	return c.ended.IsZero() && c.unanswered > 0 && now.Sub(c.waits) >= window
+	return c.ended.IsZero() && c.unanswered() > 0 && now.Sub(c.waits) >= window
 }
 
-// reject notes resources. It reports whether that is news.
-func (c *connection) reject(typ string, names []string, why Rejection) (news bool) {
+// reject notes resources of a stream. It reports whether that is news.
+func (c *connection) reject(id, typ string, names []string, why Rejection) (news bool) {
 	why.Policy, why.Error = limited(why.Policy), limited(why.Error)
 	for _, name := range names {
 		at := rejectedKey{typeName(typ), limited(name)}
-		if was, known := c.rejected[at]; known && was == why || !known && len(c.rejected) >= maxRejected {
+		was, known := c.rejected[at]
+		if !known && len(c.rejected) >= maxRejected {
 			continue
 		}
-		c.rejected[at], news = why, true
+		news = news || was.Rejection != why
+		c.rejected[at] = rejection{why, id}
 		delete(c.released, at)
 	}
 	return news
 }
 
-// release resources that were rejected. It reports whether any was.
-func (c *connection) release(typ string, names []string) (news bool) {
+// release resources that a stream rejected. It reports whether it had.
+func (c *connection) release(id, typ string, names []string) (news bool) {
+	if len(c.rejected) == 0 {
+		return false
+	}
 	for _, name := range names {
 		at := rejectedKey{typeName(typ), limited(name)}
-		if _, was := c.rejected[at]; was {
-			delete(c.rejected, at)
+		if was, known := c.rejected[at]; known && was.stream == id {
+			c.drop(at)
 			news = true
-			if len(c.released) < maxReleased {
-				c.released[at] = struct{}{}
-			}
 		}
 	}
 	return news
+}
+
+// drop a resource that was rejected.
+func (c *connection) drop(at rejectedKey) {
+	delete(c.rejected, at)
+	if len(c.released) < maxReleased {
+		c.released[at] = struct{}{}
+	}
 }
 
 // Certified: the workload of the proxy, or the gateway, has got a certificate. One of a further mesh

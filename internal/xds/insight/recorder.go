@@ -103,11 +103,11 @@ func (r *Recorder) observe(key Subject, wait time.Duration, note func(*proxy) (w
 	}
 }
 
-// on the connection of that ID, if it is the newest of its proxy.
+// on the connection that has the stream of that ID, if it is the newest of its proxy.
 func (r *Recorder) on(key Subject, id string, wait time.Duration, note func(*connection) (write bool)) {
 	r.mu.Lock()
 	write := false
-	if p := r.proxies[key]; p != nil && p.connection != nil && p.connection.id == id {
+	if p := r.proxies[key]; p != nil && p.connection != nil && p.connection.stream(id) != nil {
 		write = note(p.connection)
 	}
 	r.mu.Unlock()

@@ -209,7 +209,7 @@ func Conditions(i *meshv1alpha1.ClientInsightStatus, now time.Time) []metav1.Con
 				last.DisconnectTime.UTC().Format(time.RFC3339))
 		}
 		connected, disconnected := ReasonConnected, ReasonDisconnected
-		if v := i.Versions; v != nil && strings.HasPrefix(v.Proxy, "gRPC") { // as user agents of gRPC's clients begin
+		if v := i.Versions; v != nil && isProgram(v.Proxy) {
 			connected, disconnected = meshv1alpha1.ReasonProgram, meshv1alpha1.ReasonProgram
 		}
 		add(meshv1alpha1.DataplaneProxyConnected, i.Online, connected, disconnected, message)
