@@ -58,6 +58,8 @@ type observer struct {
 	mu        sync.Mutex
 	refused   []string
 	connected []insight.Subject
+	// rejecting are those who refused something.
+	rejecting []insight.Subject
 }
 
 func (o *observer) Connected(s insight.Subject, _ insight.Connection) {
@@ -69,16 +71,16 @@ func (o *observer) Disconnected(insight.Subject, string)             {}
 func (o *observer) Sent(_ insight.Subject, _, _ string)              {}
 func (o *observer) Acked(_ insight.Subject, _, _ string, _ []string) {}
 func (o *observer) Released(_ insight.Subject, _, _, _ string)       {}
-func (o *observer) Nacked(_ insight.Subject, _, typ string, names []string, why insight.Rejection) {
-	o.refuse(fmt.Sprint(typ, " ", names, ": ", why.Error))
+func (o *observer) Nacked(s insight.Subject, _, typ string, names []string, why insight.Rejection) {
+	o.refuse(s, fmt.Sprint(typ, " ", names, ": ", why.Error))
 }
-func (o *observer) Withheld(_ insight.Subject, _, typ, name string, why insight.Rejection) {
-	o.refuse(typ + " " + name + ": " + why.Error)
+func (o *observer) Withheld(s insight.Subject, _, typ, name string, why insight.Rejection) {
+	o.refuse(s, typ + " " + name + ": " + why.Error)
 }
-func (o *observer) refuse(text string) {
+func (o *observer) refuse(by insight.Subject, text string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.refused = append(o.refused, text)
+	o.refused, o.rejecting = append(o.refused, text), append(o.rejecting, by)
 }
 
 func (o *observer) none(t testing.TB) {

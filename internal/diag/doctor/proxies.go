@@ -51,7 +51,18 @@ func (x examiner) proxies(ctx context.Context, plane string) []Finding {
 		return nil // an API without the kind, or that does not let this user read it
 	}
 	out := proxyFindings(insights, plane, time.Now())
-	return append(out, refusalFinding(x.ControlPlane.Refusals(ctx, insights)))
+	return append(out, refusalFinding(x.ControlPlane.Refusals(ctx, insights), unsupervised(insights)))
+}
+
+// unsupervised are the proxies and programs of this control plane's workloads that are connected, and have no
+// supervisor that could be asked what they refuse.
+func unsupervised(all []Proxy) (n int) {
+	for i := range all {
+		if p := &all[i]; p.Status.Online && !p.Copied && !strings.HasPrefix(p.Name, "*/") && (p.Status.Versions == nil || p.Status.Versions.Supervisor == "") {
+			n++
+		}
+	}
+	return n
 }
 
 // Refusal is what the proxy of a workload refused within a moment.
@@ -63,9 +74,12 @@ type Refusal struct {
 	Policies []string
 }
 
-// refusalFinding names who refuses connections now, and by what.
-func refusalFinding(all []Refusal) Finding {
+// refusalFinding names who refuses connections now, and by what. So many proxies could not be asked.
+func refusalFinding(all []Refusal, unsupervised int) Finding {
 	f := Finding{ID: checkProxyRefusals, Check: "connections to proxies", Note: "none is refused now"}
+	if unsupervised > 0 {
+		f.Note = fmt.Sprintf("none is refused now by those that have a supervisor; %d have none, and are not asked", unsupervised)
+	}
 	var texts []string
 	for i := range all {
 		for _, c := range all[i].Counts {

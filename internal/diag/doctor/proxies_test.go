@@ -50,11 +50,22 @@ func TestProxies(t *testing.T) {
 		code problem.Code // "": all is well
 		want string
 	}{
-		"new":              {proxy("web", issued(0)), "", ""},
-		"in time":          {proxy("web", issued(17*time.Hour)), "", ""},
-		"near its end":     {proxy("web", issued(19*time.Hour)), problem.ProxyCertificateEnds, "shop/web (5h left)"},
-		"expired":          {proxy("web", issued(25*time.Hour)), problem.ProxyCertificateEnds, "shop/web (expired)"},
-		"rejects":          {proxy("web", rejects), problem.ProxyRejects, "shop/web: Cluster shop/api:80 of ProxyPatch shop/p"},
+		"new":          {proxy("web", issued(0)), "", ""},
+		"in time":      {proxy("web", issued(17*time.Hour)), "", ""},
+		"near its end": {proxy("web", issued(19*time.Hour)), problem.ProxyCertificateEnds, "shop/web (5h left)"},
+		"expired":      {proxy("web", issued(25*time.Hour)), problem.ProxyCertificateEnds, "shop/web (expired)"},
+		"rejects":      {proxy("web", rejects), problem.ProxyRejects, "shop/web: Cluster shop/api:80 of ProxyPatch shop/p"},
+		"a gRPC program rejects": {proxy("web", func(i *meshv1alpha1.DataplaneInsight) {
+			rejects(i)
+			i.Status.Versions = &meshv1alpha1.ProxyVersions{Proxy: "gRPC Go", Version: "1.85.0"}
+		}), problem.ProxyRejects, "shop/web: Cluster shop/api:80"},
+		"an Envoy without a supervisor rejects": {proxy("web", func(i *meshv1alpha1.DataplaneInsight) {
+			rejects(i)
+			i.Status.Versions, i.Status.Certificate = &meshv1alpha1.ProxyVersions{Proxy: "envoy"}, nil
+		}), problem.ProxyRejects, "shop/web: Cluster shop/api:80"},
+		"a gateway rejects": {Proxy{Name: "*/in-1", Status: &meshv1alpha1.ClientInsightStatus{Online: true,
+			Versions: &meshv1alpha1.ProxyVersions{Proxy: "envoy", Supervisor: "v1.2.0"}, Rejected: []meshv1alpha1.RejectedResource{{Type: "Cluster", Name: "sni|x"}}}},
+			problem.ProxyRejects, "*/in-1: Cluster sni|x"},
 		"older":            {proxy("web", version("v1.1.9")), problem.ProxyOutdated, "shop/web (v1.1.9)"},
 		"newer":            {proxy("web", version("v1.3.0")), "", ""},
 		"no supervisor":    {proxy("web", version("")), "", ""},
@@ -107,13 +118,23 @@ func TestSidecars(t *testing.T) {
 
 // TestRefusals: who refuses is named, with the cause, the policies, and the count.
 func TestRefusals(t *testing.T) {
-	if f := refusalFinding(nil); f.Problem != "" {
+	if f := refusalFinding(nil, 0); f.Problem != "" || f.Note != "none is refused now" {
 		t.Errorf("%+v", f)
+	}
+	status := func(online bool, supervisor string) *meshv1alpha1.ClientInsightStatus {
+		return &meshv1alpha1.ClientInsightStatus{Online: online, Versions: &meshv1alpha1.ProxyVersions{Supervisor: supervisor}}
+	}
+	n := unsupervised([]Proxy{
+		{Name: "shop/a", Status: status(true, "")}, {Name: "shop/b", Status: status(true, "v1")}, {Name: "shop/c", Status: status(false, "")},
+		{Name: "shop/d", Status: status(true, ""), Copied: true}, {Name: "*/in-1", Status: status(true, "")}, {Name: "shop/e", Status: &meshv1alpha1.ClientInsightStatus{Online: true}},
+	})
+	if f := refusalFinding(nil, n); f.Problem != "" || !strings.Contains(f.Note, "2 have none") {
+		t.Errorf("%d without a supervisor: %+v", n, f)
 	}
 	f := refusalFinding([]Refusal{{
 		Workload: "shop/api-1", Policies: []string{"TrafficPermission shop/no"},
 		Counts: []refusal.Count{{Cause: refusal.Permission, Count: 3}, {Cause: refusal.Plain, Port: 8080, Count: 2}},
-	}, {Workload: "shop/web-1", Counts: []refusal.Count{{Cause: refusal.Outside, Count: 1}}}})
+	}, {Workload: "shop/web-1", Counts: []refusal.Count{{Cause: refusal.Outside, Count: 1}}}}, 1)
 	for _, want := range []string{
 		"shop/api-1 refuses by TrafficPermission shop/no (3)", "shop/api-1 refuses at port 8080 in mode Strict", "shop/web-1 calls addresses outside the mesh",
 	} {
