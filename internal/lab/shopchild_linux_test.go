@@ -48,6 +48,12 @@ func shopChild() bool {
 		err = errors.Join(err, listenUnix(ctx, os.Getenv(dialerSocket), passOn))
 	case os.Getenv(grpcAddress) != "":
 		err = proxyless(ctx)
+	case os.Getenv(programAddress) != "":
+		err = serveProgram(os.Getenv(programAddress))
+	case os.Getenv(programTarget) != "":
+		err = callProgram(ctx, os.Getenv(programTarget), os.Getenv(programSocket))
+	case os.Getenv(lookupSocket) != "":
+		err = lookUp(ctx, os.Getenv(lookupSocket))
 	default:
 		return false
 	}

@@ -104,19 +104,25 @@ func (s *sidecars) setMode(mode string) {
 	}
 }
 
-// serve on node b-1, as Service "stock".
-func (s *sidecars) serve() {
+// service of workloads by their name, at port 80.
+func (s *sidecars) service(name, protocol string, port int32) (vip string) {
 	s.t.Helper()
 	made, err := s.api.Create(s.t.Context(), kind.Service, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stock"},
-		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "stock"}, Ports: []corev1.ServicePort{
-			{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8090), AppProtocol: new("http")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": name}, Ports: []corev1.ServicePort{
+			{Name: "main", Port: 80, TargetPort: intstr.FromInt32(port), AppProtocol: &protocol},
 		}},
 	})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.vip = made.(*corev1.Service).Spec.ClusterIP
+	return made.(*corev1.Service).Spec.ClusterIP
+}
+
+// serve on node b-1, as Service "stock".
+func (s *sidecars) serve() {
+	s.t.Helper()
+	s.vip = s.service("stock", "http", 8090)
 	machine := inNamespace(s.t, "b-1")
 	defer machine.Close()
 	listener, err := machine.Listen("tcp", "0.0.0.0:8090")
@@ -131,6 +137,16 @@ func (s *sidecars) serve() {
 // run a workload with a sidecar on a node, until the test ends.
 func (s *sidecars) run(node, name string, command ...string) {
 	s.t.Helper()
+	flags := []string{"--sidecar", "--envoy", envoytest.Binary(s.t), "--redirect", "cgroup"}
+	if name == "stock" {
+		flags = append(flags, "--port", "http:8090")
+	}
+	s.runWith(node, name, flags, nil, command...)
+}
+
+// runWith flags of run, and an environment, a command on a node, until the test ends.
+func (s *sidecars) runWith(node, name string, flags, env []string, command ...string) {
+	s.t.Helper()
 	machine := inNamespace(s.t, node)
 	defer machine.Close()
 	kubeconfig, err := s.l.KubeconfigOf("zone-" + node[:1])
@@ -139,13 +155,9 @@ func (s *sidecars) run(node, name string, command ...string) {
 	}
 	args := []string{
 		"run", "--data-dir", s.l.DataDir(node), "--kubeconfig", kubeconfig, "--node-name", node, "--name", name, "--labels", "app=" + name,
-		"--sidecar", "--envoy", envoytest.Binary(s.t), "--redirect", "cgroup",
 	}
-	if name == "stock" {
-		args = append(args, "--port", "http:8090")
-	}
-	cmd := exec.Command(testkit.Binary(s.t), append(append(args, "--"), command...)...)
-	cmd.Env = append(testkit.CleanEnv(), "PATH="+filepath.Dir(testkit.Sidecar(s.t))+":"+os.Getenv("PATH"))
+	cmd := exec.Command(testkit.Binary(s.t), append(append(append(args, flags...), "--"), command...)...)
+	cmd.Env = append(append(testkit.CleanEnv(), "PATH="+filepath.Dir(testkit.Sidecar(s.t))+":"+os.Getenv("PATH")), env...)
 	log, err := os.Create(filepath.Join(s.t.TempDir(), name+".log"))
 	if err != nil {
 		s.t.Fatal(err)
