@@ -45,7 +45,8 @@ func TestRejections(t *testing.T) {
 			node: node("default/shop/client-1", "gRPC Go", false), typ: build.ListenerType, want: "api.shop.svc.cluster.local:80", whole: true, subject: workload,
 		},
 		"the Envoy of an ingress": {node: node("*/ingress/i1", "envoy", false), typ: build.ClusterType, subject: insight.Gateway(insight.OfIngress, "i1")},
-		"the Envoy of an egress":  {node: node("*/egress/e1", "envoy", false), typ: build.ListenerType, subject: insight.Gateway(insight.OfEgress, "e1")},
+		// Its response names no resource.
+		"the Envoy of an egress": {node: node("*/egress/e1", "envoy", false), typ: build.ListenerType, subject: insight.Gateway(insight.OfEgress, "e1")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -88,9 +89,6 @@ func refuseDelta(t *testing.T, c discovery.AggregatedDiscoveryServiceClient, fir
 		t.Fatal(err)
 	}
 	r, err := s.Recv()
-	if err == nil && len(r.Resources) == 0 {
-		t.Log("the response has no resources")
-	}
 	if err == nil {
 		err = s.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: first.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: why})
 	}
