@@ -23,6 +23,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -89,6 +90,8 @@ type NodeStatus struct {
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// Isolation of meshes on this node; nil: the site has one mesh.
 	Isolation *isolation.Status `json:"isolation,omitempty"`
+	// Permissions of workloads of this node without a sidecar; nil: the agent is a gateway.
+	Permissions *permit.Status `json:"permissions,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.

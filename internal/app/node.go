@@ -169,7 +169,7 @@ type agent struct {
 	credentials *credential.Keeper
 	// isolation keeps meshes apart on this node; nil: as identity, or this is a gateway.
 	isolation *isolation.Keeper
-	// permissions of workloads without a sidecar; nil: the mode or the kernel cannot, or this is a gateway.
+	// permissions of workloads without a sidecar; nil: this is a gateway.
 	permissions *permit.Keeper
 	// cgroups of workloads; nil: there are none here.
 	cgroups  *cgroups.Table

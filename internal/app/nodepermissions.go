@@ -3,27 +3,33 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 )
 
-// openPermissions makes what sees to the permissions of workloads without a sidecar. In the userspace mode
-// clients have the address of their agent, so that there is none.
+// openPermissions makes what sees to the permissions of workloads without a sidecar, or knows which are
+// not enforced here: in the userspace mode clients have the address of their agent.
 func (a *agent) openPermissions() {
 	if a.gateway != nil {
 		return
 	}
+	cfg := permit.Config{Node: a.cfg.Name, Logger: a.log.With("component", "permissions by address")}
 	if does, _ := modes.AbilityOf(a.mode.Name()); !does.Addresses {
-		return
+		cfg.Unable = fmt.Sprintf("in mode %s clients have the address of their agent", a.mode.Name())
 	}
-	keeper, err := permit.New(permit.Config{Node: a.cfg.Name, Logger: a.log.With("component", "permissions by address")})
+	keeper, err := permit.New(cfg)
 	if err != nil {
 		a.log.Info("TrafficPermissions are not enforced for workloads without a sidecar on this node", "error", err)
-		return
+		cfg.Unable = err.Error()
+		if keeper, err = permit.New(cfg); err != nil {
+			return // it opens nothing
+		}
 	}
 	a.permissions = keeper
+	a.registry.MustRegister(keeper)
 }
 
 // permit takes an update over. Until the mode has a first state, the kernel has it before that. A feed that
@@ -40,6 +46,15 @@ func (a *agent) permit(u node.Update) {
 			a.log.Error("permissions are not enforced on this node yet", "error", err)
 		}
 	}
+}
+
+// permissionStatus is nil for a gateway.
+func (a *agent) permissionStatus() *permit.Status {
+	if a.permissions == nil {
+		return nil
+	}
+	s := a.permissions.Status()
+	return &s
 }
 
 func (a *agent) permissionComponents() []component {

@@ -44,7 +44,7 @@ func (a agentState) Status() admin.NodeStatus {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
 	status.Cgroups = a.cgroups != nil
-	status.Tunnel, status.Isolation = a.tunnel.status(), a.isolation.Status()
+	status.Tunnel, status.Isolation, status.Permissions = a.tunnel.status(), a.isolation.Status(), a.permissionStatus()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())
 	}

@@ -263,6 +263,9 @@ func (o *overview) findProblems() {
 	if i := o.Agent.Isolation; i != nil && i.Problem != "" {
 		o.problem("this machine's agent does not keep meshes apart: %s", i.Problem)
 	}
+	if text, _ := doctor.PermissionProblem(o.Agent.Permissions); text != "" {
+		o.problem("%s", text)
+	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}

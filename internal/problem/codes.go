@@ -63,6 +63,7 @@ const (
 	TunnelFails        Code = "tunnel-fails"
 	TrafficUnavailable Code = "traffic-unavailable"
 	IsolationFails     Code = "isolation-fails"
+	PermissionsFail    Code = "permissions-fail"
 	NodeViewOff        Code = "node-view-off"
 	NodeNotDrained     Code = "node-not-drained"
 	LastEndpoint       Code = "last-endpoint"

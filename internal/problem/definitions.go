@@ -65,6 +65,7 @@ func Definitions() []Definition {
 		{TunnelFails, "Connections from this node to services of other zones were reset.", "As the error says: an ingress that runs, mTLS in the mesh, a workload at the client's address."},
 		{TrafficUnavailable, "The server of `--traffic-from` does not say what the traffic of Services is.", "As the error says; try the expression in the server's own interface."},
 		{IsolationFails, "The agent cannot refuse connections between meshes.", "As the error says; the agent tries again."},
+		{PermissionsFail, "The node does not enforce the TrafficPermissions of its workloads without a sidecar.", "Use a kernel mode, on a kernel with nf_tables; or give the workloads a sidecar."},
 		{NodeViewOff, "The agent needs the gRPC port of the control plane, which is turned off.", "Choose a port with `--grpc-port`."},
 		{NodeNotDrained, "A reboot of the node would interrupt connections that have time left, or is asked for too early.", "Run `proxima node drain NAME` again: it goes on where it was."},
 		{LastEndpoint, "To drain the node, or to take out the zone, would leave a Service without an endpoint.", "Start another instance of it elsewhere, or use `--force`."},

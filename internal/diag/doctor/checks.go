@@ -15,6 +15,7 @@ const (
 	checkAgentState     = "agent-state"
 	checkTunnel         = "tunnel"
 	checkIsolation      = "isolation"
+	checkNodePermission = "node-permissions"
 	checkCertificate    = "certificate"
 	checkNodeName       = "node-name"
 	checkBounds         = "credential-bounds"
@@ -66,6 +67,8 @@ func Checks() []Check {
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
 		{checkTunnel, "Connections from this node to services of other zones succeeded in the last 5 minutes.", "As the finding says."},
 		{checkIsolation, "The agent keeps workloads of this node to their meshes.", "As the finding says; `kubectl describe mesh` names for whom it does not."},
+		{checkNodePermission, "The kernel has the TrafficPermissions of workloads of this node without a sidecar.",
+			"Start the agent in a kernel mode, on a kernel with nf_tables; its log has each attempt."},
 		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},
 		{checkNodeName, "No other machine has this node's name.", "Stop one of the agents, or give it another name and token."},
 		{checkBounds, "A credential that registers workloads in every namespace, on a machine without the control plane.", ""},

@@ -138,7 +138,7 @@ func Examine(ctx context.Context, cfg Config) []Finding {
 	agent := state.Status
 	findings = append(append(findings, server), append(plane, x.agentState(state))...)
 	if agent != nil {
-		findings = append(findings, unsavedState(agent), tunnel(agent.Tunnel), isolated(agent.Isolation))
+		findings = append(findings, unsavedState(agent), tunnel(agent.Tunnel), isolated(agent.Isolation), permitted(agent.Permissions))
 	}
 	findings = append(findings, credentials(ctx, agent)...)
 	if !state.Hung() { // a hung agent has ports, which its process may share with a control plane

@@ -8,9 +8,11 @@
 package permit
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,6 +34,9 @@ type Config struct {
 	// calls New.
 	Namespace int
 	Logger    *slog.Logger // nil: discard
+	// Unable says why permissions are not enforced on this node; empty: they are. Then the kernel is left
+	// alone, and the keeper only knows which ports are not guarded.
+	Unable string
 }
 
 // Keeper keeps clients from workloads of a node. Make it with New. Its methods are safe for concurrent
@@ -39,7 +44,8 @@ type Config struct {
 type Keeper struct {
 	log    *slog.Logger
 	node   string
-	kernel *kernel
+	unable string
+	kernel *kernel // nil: unable
 	wake   chan struct{}
 
 	mu sync.Mutex
@@ -49,7 +55,13 @@ type Keeper struct {
 	// complete: a feed has delivered a whole state.
 	complete bool
 	err      error
+	// counts of ports that are guarded, and the sum of those of all that ever were.
+	counts map[guarded]*counts
+	total  counts
 }
+
+// counts of packets that begin connections.
+type counts struct{ asked, refused uint64 }
 
 // desired is what the tables should have. It changes by the workloads that change.
 type desired struct {
@@ -71,19 +83,24 @@ type guarded struct {
 }
 
 // New makes a keeper of a node that knows no workload yet. It opens a socket, and fails where the kernel
-// has no nf_tables, or the process must not use it. Close frees the socket.
+// has no nf_tables, or the process must not use it, unless it is Unable. Close frees the socket.
 func New(cfg Config) (*Keeper, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	k, err := openKernel(cfg.Namespace)
+	k := &Keeper{
+		log: cfg.Logger, node: cfg.Node, unable: cfg.Unable, wake: make(chan struct{}, 1), known: map[proxy.ServiceName]*proxy.Workload{},
+		want: newDesired(), counts: map[guarded]*counts{},
+	}
+	if k.unable != "" {
+		return k, nil
+	}
+	var err error
+	k.kernel, err = openKernel(cfg.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{
-		log: cfg.Logger, node: cfg.Node, kernel: k, wake: make(chan struct{}, 1), known: map[proxy.ServiceName]*proxy.Workload{},
-		want: newDesired(),
-	}, nil
+	return k, nil
 }
 
 func newDesired() desired {
@@ -214,32 +231,94 @@ func (k *Keeper) Flush() error {
 	if !k.complete {
 		return nil
 	}
-	k.err = k.kernel.program(&k.want)
+	if k.kernel != nil {
+		k.count()
+		k.err = k.kernel.program(&k.want)
+	}
 	if k.err == nil {
 		k.want.changedSets, k.want.changedPorts = map[string]map[netip.Addr]struct{}{}, map[guarded]struct{}{}
 	}
 	return k.err
 }
 
+// count reads the kernel's counters. What cannot be read now is read later.
+func (k *Keeper) count() {
+	if k.kernel == nil {
+		return
+	}
+	err := k.kernel.count(func(g guarded, asked, refused uint64) {
+		c := k.counts[g]
+		if c == nil {
+			c = &counts{}
+			k.counts[g] = c
+		}
+		for _, c := range []*counts{c, &k.total} {
+			c.asked, c.refused = c.asked+asked, c.refused+refused
+		}
+	})
+	if err != nil {
+		k.log.Debug("connections to guarded ports are not counted now", "error", err)
+	}
+	for g := range k.counts {
+		if _, ok := k.want.ports[g]; !ok {
+			delete(k.counts, g)
+		}
+	}
+}
+
 // Close frees the socket. The tables stay.
-func (k *Keeper) Close() error { return k.kernel.close() }
+func (k *Keeper) Close() error {
+	if k.kernel == nil {
+		return nil
+	}
+	return k.kernel.close()
+}
 
 // Status of a Keeper.
 type Status struct {
 	// Ports of workloads of this node that only some clients may connect to.
 	Ports int `json:"ports"`
+	// Unable says why they are not guarded on this node, and will not be; empty: they are.
+	Unable string `json:"unable,omitempty"`
 	// Problem why they are not guarded as they should be; empty: they are.
 	Problem string `json:"problem,omitempty"`
+	// Admitted and Refused are the packets that began, or would have begun, connections to guarded ports
+	// since the agent started, also those that are sent again; those of the node itself are not among them.
+	// Of TCP they are SYNs, of UDP datagrams of flows that have no answer yet.
+	Admitted uint64 `json:"admitted"`
+	Refused  uint64 `json:"refused"`
+	// Refusing are ports that have refused, those with the most first, at most 10.
+	Refusing []Refusing `json:"refusing,omitempty"`
 }
 
-// Status takes a snapshot.
+// Refusing is a port that has refused clients.
+type Refusing struct {
+	Address  netip.AddrPort `json:"address"`
+	Protocol proxy.Protocol `json:"protocol"`
+	Refused  uint64         `json:"refused"`
+}
+
+// maxRefusing ports of a Status.
+const maxRefusing = 10
+
+// Status takes a snapshot, with counters that are read now.
 func (k *Keeper) Status() Status {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := Status{Ports: len(k.want.ports)}
+	k.count()
+	s := Status{Ports: len(k.want.ports), Unable: k.unable, Admitted: k.total.asked - min(k.total.asked, k.total.refused), Refused: k.total.refused}
 	if k.err != nil {
 		s.Problem = k.err.Error()
 	}
+	for g, c := range k.counts {
+		if c.refused > 0 {
+			s.Refusing = append(s.Refusing, Refusing{netip.AddrPortFrom(g.addr, g.port), g.protocol, c.refused})
+		}
+	}
+	slices.SortFunc(s.Refusing, func(a, b Refusing) int {
+		return cmp.Or(cmp.Compare(b.Refused, a.Refused), a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	s.Refusing = s.Refusing[:min(len(s.Refusing), maxRefusing)]
 	return s
 }
 

@@ -267,3 +267,37 @@ func TestChangesCostWhatChanged(t *testing.T) {
 		t.Errorf("sets %d, chains %d, want one of each", len(f.sets), len(f.named))
 	}
 }
+
+// TestCounts: what was admitted and refused is counted, also while rules change, and the sums do not fall
+// when ports go. The node itself does not count.
+func TestCounts(t *testing.T) {
+	w := newWorld(t)
+	w.want("before anything", "a+ b+ node+") // the addresses are ready: no packet is sent again
+	w.apply(true, guard(proxy.GuardedPort{Allow: []proxy.Callers{{Set: front}}, Refuse: true}), workload("a", 1, front))
+	w.want("one of two", "a+ b- node+")
+	want := func(when string, ports int, admitted, refused uint64) {
+		t.Helper()
+		s := w.keeper.Status()
+		if s.Ports != ports || s.Admitted != admitted || s.Refused != refused || s.Problem+s.Unable != "" {
+			t.Errorf("%s: %+v, want %d ports, %d admitted, %d refused", when, s, ports, admitted, refused)
+		}
+	}
+	want("one of two", 2, 2, 2) // of each family
+	w.apply(false, guard(proxy.GuardedPort{Deny: []proxy.Callers{{}}}))
+	w.want("other rules", "a- b- node+")
+	want("other rules", 2, 2, 6)
+	if r := w.keeper.Status().Refusing; len(r) != 2 || r[0].Refused != 3 || r[0].Address != netip.AddrPortFrom(addrOf(false, 0), 80) {
+		t.Errorf("ports that refuse: %+v", r)
+	}
+	w.node.Run("nft", "delete", "table", "ip", TableName)
+	if err := w.keeper.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	w.want("a table that was written again", "a- b- node+")
+	want("a table that was written again", 2, 2, 10)
+	w.keeper.Apply(false, map[proxy.ServiceName]*proxy.Workload{{Namespace: "ns", Name: "pod"}: nil})
+	if err := w.keeper.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	want("the port is gone", 0, 2, 10)
+}

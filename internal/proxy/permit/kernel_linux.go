@@ -18,12 +18,16 @@ import (
 
 // A table has the chains "input" and "forward", which the kernel calls for packets to this machine and
 // through it, behind the translation of virtual addresses. Map "ports" leads from a guarded port to a chain
-// for its rules, which ports with the same rules share; sets have the addresses of callers.
+// for its rules, which ports with the same rules share; sets have the addresses of callers. Sets "asked" and
+// "refused" have the guarded ports, too, with counters of the packets that begin connections, and of those
+// that were refused: an element of theirs stays when the rules of its port change.
 const (
 	chainInput   = "input"
 	chainForward = "forward"
 	chainRefuse  = "refuse"
 	mapPorts     = "ports"
+	setAsked     = "asked"
+	setRefused   = "refused"
 	prefixSet    = "callers-"
 	prefixRules  = "rules-"
 
@@ -52,6 +56,8 @@ type family struct {
 	users             map[string]int     // of chains: ports that lead there
 	uses              map[string]int     // of sets: chains that name them
 	named             map[string][]string
+	// read are the counters as they were read last, by the set and the key.
+	read map[string]map[string]uint64
 }
 
 type kernel struct {
@@ -161,21 +167,44 @@ func (f *family) callers(id string) nfnl.Set {
 }
 
 func (f *family) portMap() nfnl.Set {
+	s := f.counters(mapPorts)
+	s.ValueType, s.Counter = nfnl.VerdictType, false
+	return s
+}
+
+// counters of guarded ports.
+func (f *family) counters(name string) nfnl.Set {
 	return nfnl.Set{
-		Name: mapPorts, KeyType: nfnl.TypeOf(f.addrType, nfnl.TypeProto, nfnl.TypePort), KeyLen: f.addrLen + 8, ValueType: nfnl.VerdictType,
+		Name: name, KeyType: nfnl.TypeOf(f.addrType, nfnl.TypeProto, nfnl.TypePort), KeyLen: f.addrLen + 8, Counter: true,
 		UserData: nfnl.SetUserData(nfnl.NoOrder, "", nfnl.NoOrder, ""),
 	}
+}
+
+// destination loads the key of a guarded port into register 0.
+func (f *family) destination(r *nfnl.Rule) *nfnl.Rule {
+	return r.Network(f.daddr, f.addrLen, 0).Meta(unix.NFT_META_L4PROTO, f.words).Transport(2, 2, f.words+1)
+}
+
+// keyOf a guarded port.
+func keyOf(g guarded) string {
+	return string(g.addr.AsSlice()) + string([]byte{protocolNumber(g.protocol), 0, 0, 0, byte(g.port >> 8), byte(g.port), 0, 0})
 }
 
 // create the table with nothing guarded.
 func (f *family) create(b *nfnl.Batch, name string) {
 	f.sets, f.ports = map[string]map[netip.Addr]struct{}{}, map[guarded]string{}
 	f.users, f.uses, f.named = map[string]int{}, map[string]int{}, map[string][]string{}
+	f.read = map[string]map[string]uint64{setAsked: {}, setRefused: {}}
 	t := nfnl.Table{Family: f.table.Family, Name: name}
 	b.AddTable(t)
 	ports := f.portMap()
 	b.AddSet(t, &ports)
+	for name := range f.read {
+		set := f.counters(name)
+		b.AddSet(t, &set)
+	}
 	b.AddChain(t, nfnl.Chain{Name: chainRefuse})
+	b.AddRule(t, chainRefuse, f.destination(&nfnl.Rule{Comment: "counts"}).In(setRefused, 0))
 	b.AddRule(t, chainRefuse, (&nfnl.Rule{}).Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{unix.IPPROTO_TCP})).ResetTCP())
 	b.AddRule(t, chainRefuse, (&nfnl.Rule{}).Unreachable(f.unreachable))
 	for name, hook := range map[string]uint32{chainInput: unix.NF_INET_LOCAL_IN, chainForward: unix.NF_INET_FORWARD} {
@@ -187,8 +216,7 @@ func (f *family) create(b *nfnl.Batch, name string) {
 			Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{unix.IPPROTO_TCP})).
 			Transport(tcpFlags, 1, 0).Mask(0, string([]byte{flagSYN | flagACK}), "\x00").NotEqual(0, string([]byte{flagSYN})).Do(nfnl.Return()))
 		b.AddRule(t, name, (&nfnl.Rule{Comment: "this node asks how its workloads are"}).SourceType(0).Equal(0, nfnl.Host(rtnLocal)).Do(nfnl.Return()))
-		b.AddRule(t, name, (&nfnl.Rule{}).Network(f.daddr, f.addrLen, 0).Meta(unix.NFT_META_L4PROTO, f.words).
-			Transport(2, 2, f.words+1).VerdictOf(mapPorts, 0))
+		b.AddRule(t, name, f.destination(&nfnl.Rule{}).In(setAsked, 0).VerdictOf(mapPorts, 0))
 	}
 }
 
@@ -212,7 +240,7 @@ func (f *family) setMember(b *nfnl.Batch, d *desired, id string, a netip.Addr) {
 // setPort leads a port to the chain of its rules, or to none.
 func (f *family) setPort(b *nfnl.Batch, d *desired, g guarded) {
 	ports := f.portMap()
-	key := string(g.addr.AsSlice()) + string([]byte{protocolNumber(g.protocol), 0, 0, 0, byte(g.port >> 8), byte(g.port), 0, 0})
+	key := keyOf(g)
 	was, next := f.ports[g], ""
 	if p, ok := d.port(g); ok {
 		next = f.chain(b, d, &p)
@@ -230,6 +258,50 @@ func (f *family) setPort(b *nfnl.Batch, d *desired, g guarded) {
 		f.users[next]++
 		f.ports[g] = next
 	}
+	if (was == "") == (next == "") {
+		return
+	}
+	for name, read := range f.read {
+		set := f.counters(name)
+		if next != "" {
+			b.AddElem(f.table, &set, nfnl.Elem{Key: key})
+		} else {
+			b.DeleteElem(f.table, &set, key)
+		}
+		delete(read, key)
+	}
+}
+
+// count adds to each port what was counted since the last call.
+func (k *kernel) count(add func(g guarded, asked, refused uint64)) error {
+	for _, f := range k.families {
+		if !f.there {
+			continue
+		}
+		byKey := map[string]guarded{}
+		for g := range f.ports {
+			byKey[keyOf(g)] = g
+		}
+		for name, read := range f.read {
+			err := k.conn.Counts(f.table, name, func(key []byte, packets uint64) {
+				g, ok := byKey[string(key)]
+				more := packets - read[string(key)]
+				if !ok || packets < read[string(key)] {
+					return // of a table that another process wrote
+				}
+				read[string(key)] = packets
+				if name == setAsked {
+					add(g, more, 0)
+				} else {
+					add(g, 0, more)
+				}
+			})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("read the counters of table %s: %w", TableName, err)
+			}
+		}
+	}
+	return nil
 }
 
 // chain for the rules of a port, which is made if it is the first with them.
