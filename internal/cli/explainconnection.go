@@ -18,8 +18,10 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag"
 	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/inject"
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -31,9 +33,10 @@ func newExplainConnection(s *settings) *cobra.Command {
 		Short: "Say whether one workload may call another, which policy refuses it, and what would let it in",
 		Long: `Explain connection says of each TCP port of a workload, or of one, whether its proxy
 lets another workload in: by the mode of mutual TLS (Strict or Permissive), by
-TrafficPermissions, and by the Mesh's defaultAccess. It names what decides, and what to
-change. CLIENT is a Dataplane; TARGET is one, or a Service, whose workloads are all
-explained. It computes this from the objects as they are now, by the code by which
+TrafficPermissions, and by the Mesh's defaultAccess. Of a workload without a proxy it
+says whether its node does, by the client's address. It names what decides, and what to
+change. CLIENT is a Dataplane or a Pod; TARGET is one, or a Service, whose workloads are
+all explained. It computes this from the objects as they are now, by the code by which
 proxies get their rules, and makes no connection.
 
 Exit status 1: a port refuses the client.`,
@@ -102,10 +105,6 @@ func (s *settings) explainConnection(ctx context.Context, client, target string)
 	if err != nil {
 		return nil, err
 	}
-	w, err := readAccess(ctx, c)
-	if err != nil {
-		return nil, explainAPI(cfg, err)
-	}
 	target, port, err := targetPort(target)
 	if err != nil {
 		return nil, err
@@ -118,9 +117,13 @@ func (s *settings) explainConnection(ctx context.Context, client, target string)
 	if err != nil {
 		return nil, err
 	}
+	w, err := readAccess(ctx, c, from.Namespace, to.Namespace)
+	if err != nil {
+		return nil, explainAPI(cfg, err)
+	}
 	who, ok := w.peer(from)
 	if !ok {
-		return nil, &problem.Error{Code: problem.ObjectNotFound, Err: fmt.Errorf("there is no Dataplane %s", from), Hint: "see \"proxima get dataplanes -A\""}
+		return nil, &problem.Error{Code: problem.ObjectNotFound, Err: fmt.Errorf("there is no Dataplane or Pod %s", from), Hint: "see \"proxima get dataplanes -A\""}
 	}
 	var out []diag.Access
 	for _, key := range w.targets(to) {
@@ -130,7 +133,7 @@ func (s *settings) explainConnection(ctx context.Context, client, target string)
 	}
 	if len(out) == 0 {
 		return nil, &problem.Error{
-			Code: problem.ObjectNotFound, Err: fmt.Errorf("there is no Dataplane %s, and no Service of that name that selects one", to),
+			Code: problem.ObjectNotFound, Err: fmt.Errorf("there is no Dataplane or Pod %s, and no Service of that name that selects one", to),
 			Hint: "see \"proxima get dataplanes,services -A\"",
 		}
 	}
@@ -171,18 +174,28 @@ type accessRules struct {
 	namespaces map[string]*corev1.Namespace
 	dataplanes map[resource.Key]*meshv1alpha1.Dataplane
 	services   map[resource.Key]*corev1.Service
+	nodes      map[string]*corev1.Node
+	pods       map[resource.Key]*corev1.Pod
 }
 
-// readAccess lists what decides. Kinds that are not served, or that this user may not read, but for
-// Dataplanes, are left out.
-func readAccess(ctx context.Context, c resource.Client) (*accessRules, error) {
+// readAccess lists what decides, of Pods those of some namespaces. Kinds that are not served, or that this
+// user may not read, but for Dataplanes, are left out.
+func readAccess(ctx context.Context, c resource.Client, podsOf ...string) (*accessRules, error) {
 	w := &accessRules{
 		index: policy.NewIndex(), meshes: map[string]*meshv1alpha1.Mesh{}, namespaces: map[string]*corev1.Namespace{},
 		dataplanes: map[resource.Key]*meshv1alpha1.Dataplane{}, services: map[resource.Key]*corev1.Service{},
+		nodes: map[string]*corev1.Node{}, pods: map[resource.Key]*corev1.Pod{},
 	}
-	for _, d := range []*resource.Descriptor{kind.Dataplane, kind.Namespace, kind.Mesh, kind.Service, kind.TrafficPermission, kind.WorkloadPolicy} {
-		objects, _, err := c.List(ctx, d, resource.ListOptions{})
+	list := func(d *resource.Descriptor, o resource.ListOptions) ([]resource.Object, error) {
+		objects, _, err := c.List(ctx, d, o)
 		if err != nil && (d == kind.Dataplane || !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err)) {
+			return nil, err
+		}
+		return objects, nil
+	}
+	for _, d := range []*resource.Descriptor{kind.Dataplane, kind.Namespace, kind.Mesh, kind.Service, kind.Node, kind.TrafficPermission, kind.WorkloadPolicy} {
+		objects, err := list(d, resource.ListOptions{})
+		if err != nil {
 			return nil, err
 		}
 		for _, obj := range objects {
@@ -196,35 +209,90 @@ func readAccess(ctx context.Context, c resource.Client) (*accessRules, error) {
 				w.dataplanes[resource.KeyOf(o)] = o
 			case *corev1.Service:
 				w.services[resource.KeyOf(o)] = o
+			case *corev1.Node:
+				w.nodes[o.Name] = o
 			}
+		}
+	}
+	slices.Sort(podsOf)
+	for _, namespace := range slices.Compact(podsOf) {
+		objects, err := list(kind.Pod, resource.ListOptions{Namespace: namespace})
+		if err != nil {
+			return nil, err
+		}
+		for _, obj := range objects {
+			p := obj.(*corev1.Pod)
+			w.pods[resource.KeyOf(p)] = p
+			w.index.SetPod(w.index.PodWorkload(p, w.servicesOf(p.Namespace, p.Labels)))
 		}
 	}
 	return w, nil
 }
 
-// peer of a Dataplane; false: there is none.
-func (w *accessRules) peer(key resource.Key) (*diag.Peer, bool) {
-	d, ok := w.dataplanes[key]
-	if !ok {
-		return nil, false
+// servicesOf a workload, by name.
+func (w *accessRules) servicesOf(namespace string, set map[string]string) []*corev1.Service {
+	var out []*corev1.Service
+	for _, s := range w.services {
+		if s.Namespace == namespace && selectsLabels(s.Spec.Selector, set) {
+			out = append(out, s)
+		}
 	}
-	p := &diag.Peer{
-		Ref: policy.Ref{Kind: "Dataplane", Key: key}, Mesh: kind.DataplaneMesh(d, w.namespaces[key.Namespace]), Dataplane: d,
-		Proxied: proxied(d),
+	slices.SortFunc(out, func(a, b *corev1.Service) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// nodeOf a workload.
+func (w *accessRules) nodeOf(name string) diag.PeerNode {
+	out := diag.PeerNode{Name: name}
+	if n := w.nodes[name]; n != nil {
+		out.Mode = n.Labels[meshv1alpha1.LabelProxyMode]
+		for _, a := range n.Status.Addresses {
+			out.Addresses = append(out.Addresses, a.Address)
+		}
+	}
+	does, _ := modes.AbilityOf(out.Mode)
+	out.ByAddress = does.Addresses
+	return out
+}
+
+// workload of a Dataplane, or of a Pod as if it were one; nil: there is neither.
+func (w *accessRules) workload(key resource.Key) (p *diag.Peer, account string) {
+	namespace := w.namespaces[key.Namespace]
+	if d, ok := w.dataplanes[key]; ok {
+		return &diag.Peer{
+			Ref: policy.Ref{Kind: "Dataplane", Key: key}, Mesh: kind.DataplaneMesh(d, namespace), Dataplane: d, Proxied: proxied(d),
+			Node: w.nodeOf(d.Spec.NodeName),
+		}, kind.DataplaneAccount(d)
+	}
+	pod, ok := w.pods[key]
+	if !ok {
+		return nil, ""
+	}
+	sidecar, err := inject.SidecarOf(pod)
+	p = &diag.Peer{
+		Ref: policy.Ref{Kind: "Pod", Key: key}, Mesh: kind.PodMesh(pod, namespace), Proxied: sidecar != nil && err == nil,
+		Dataplane: w.index.PodWorkload(pod, w.servicesOf(key.Namespace, pod.Labels)), Node: w.nodeOf(pod.Spec.NodeName),
+	}
+	if pod.Spec.HostNetwork { // nobody tells its connections from those of the node
+		p.Node.ByAddress = false
+	}
+	return p, kind.DataplaneAccount(p.Dataplane)
+}
+
+// peer of a Dataplane or Pod; false: there is none.
+func (w *accessRules) peer(key resource.Key) (*diag.Peer, bool) {
+	p, account := w.workload(key)
+	if p == nil {
+		return nil, false
 	}
 	if m := w.meshes[p.Mesh]; m != nil && m.Spec.MTLS != nil && m.Spec.MTLS.EnabledBackend != "" {
 		if domain, err := identity.DomainOf(m.Name, m.Spec.MTLS.TrustDomain); err == nil {
-			if id, err := identity.Workload(domain, key.Namespace, kind.DataplaneAccount(d)); err == nil {
+			if id, err := identity.Workload(domain, key.Namespace, account); err == nil {
 				p.Identity = id.String()
 			}
 		}
 	}
-	for _, s := range w.services {
-		if s.Namespace == key.Namespace && selectsLabels(s.Spec.Selector, d.Labels) {
-			p.Services = append(p.Services, s)
-		}
-	}
-	slices.SortFunc(p.Services, func(a, b *corev1.Service) int { return strings.Compare(a.Name, b.Name) })
+	p.Services = w.servicesOf(key.Namespace, p.Dataplane.Labels)
 	return p, true
 }
 
@@ -238,9 +306,12 @@ func selectsLabels(selector, set map[string]string) bool {
 	return len(selector) > 0 && labels.SelectorFromValidatedSet(selector).Matches(labels.Set(set))
 }
 
-// targets that a name stands for: a Dataplane, else those that the Service of the name selects.
+// targets that a name stands for: a Dataplane or Pod, else those that the Service of the name selects.
 func (w *accessRules) targets(key resource.Key) []resource.Key {
 	if _, ok := w.dataplanes[key]; ok {
+		return []resource.Key{key}
+	}
+	if _, ok := w.pods[key]; ok {
 		return []resource.Key{key}
 	}
 	service, ok := w.services[key]
@@ -250,6 +321,11 @@ func (w *accessRules) targets(key resource.Key) []resource.Key {
 	var out []resource.Key
 	for at, d := range w.dataplanes {
 		if at.Namespace == key.Namespace && selectsLabels(service.Spec.Selector, d.Labels) {
+			out = append(out, at)
+		}
+	}
+	for at, p := range w.pods {
+		if at.Namespace == key.Namespace && selectsLabels(service.Spec.Selector, p.Labels) {
 			out = append(out, at)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
@@ -78,9 +79,31 @@ func TestAccess(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "no"}, Spec: meshv1alpha1.TrafficPermissionSpec{Deny: []meshv1alpha1.PermissionRule{{}}},
 		},
 	)
-	w, err := readAccess(t.Context(), c)
+	c.Seed(
+		&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{meshv1alpha1.LabelProxyMode: "nftables"}},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Address: "10.0.0.9"}}},
+		},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}}},
+		&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "web", Containers: []corev1.Container{{
+				Name: "web", Ports: []corev1.ContainerPort{{ContainerPort: 8080}},
+			}}},
+			Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.7"}}},
+		},
+	)
+	w, err := readAccess(t.Context(), c, "shop", "shop")
 	if err != nil {
 		t.Fatal(err)
+	}
+	pods := w.targets(resource.Key{Namespace: "shop", Name: "web"})
+	if len(pods) != 1 {
+		t.Fatalf("workloads of a Service of pods: %v", pods)
+	}
+	if pod, ok := w.peer(pods[0]); !ok || pod.Proxied || pod.Node.Name != "n1" || !pod.Node.ByAddress || pod.Node.Addresses[0] != "10.0.0.9" ||
+		pod.Dataplane.Spec.Addresses[0] != "10.1.0.7" || pod.Identity != "spiffe://default.mesh/ns/shop/sa/web" || len(pod.Services) != 1 {
+		t.Errorf("pod %+v", pod)
 	}
 	key := resource.Key{Namespace: "shop", Name: "api-1"}
 	p, ok := w.peer(key)

@@ -2,6 +2,7 @@ package diag
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,6 +28,29 @@ type Peer struct {
 	Identity string
 	// Services that select the workload: ports may have their protocol from there.
 	Services []*corev1.Service
+	// Node of the workload, which sees to permissions if there is no proxy.
+	Node PeerNode
+}
+
+// PeerNode is the node of a workload.
+type PeerNode struct {
+	Name string
+	// Mode of its agent; empty: there is none, or it is not known.
+	Mode string
+	// ByAddress: the mode enforces permissions by the addresses of clients.
+	ByAddress bool
+	// Addresses of the node itself.
+	Addresses []string
+}
+
+func (n *PeerNode) String() string {
+	switch {
+	case n.Name == "":
+		return "its node (not known)"
+	case n.Mode == "":
+		return fmt.Sprintf("its node %s, whose agent does not say its mode", n.Name)
+	}
+	return fmt.Sprintf("its node %s (mode %s)", n.Name, n.Mode)
 }
 
 func (p *Peer) services(yield func(catalog.Key, *corev1.Service) bool) {
@@ -66,8 +90,8 @@ type AccessPort struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// ExplainAccess says of each TCP port of a target, or of the one that is not 0, whether its proxy lets a
-// client in. x has the policies, and of is the Mesh of the target; nil: there is none.
+// ExplainAccess says of each TCP port of a target, or of the one that is not 0, whether its proxy, or
+// without one its node, lets a client in. x has the policies, and of is the Mesh of the target; nil: there is none.
 func ExplainAccess(x *policy.Index, of *mesh.Mesh, client, target *Peer, port int32) Access {
 	out := Access{Client: client.String(), Target: target.String(), Ports: []AccessPort{}}
 	call := policy.Call{}
@@ -91,7 +115,8 @@ func ExplainAccess(x *policy.Index, of *mesh.Mesh, client, target *Peer, port in
 		}
 		one := AccessPort{Port: p.Port, Name: p.Name}
 		if !target.Proxied {
-			one.Allowed, one.Why = true, "the target has no proxy, so that nothing refuses: TrafficPermissions and mutual TLS are enforced by a workload's own proxy"
+			guard, _ := x.GuardPort(target.Ref, p.Port)
+			one.judgeAtNode(x, &guard, client, target, call.Address)
 			out.Ports = append(out.Ports, one)
 			continue
 		}
@@ -108,6 +133,42 @@ func ExplainAccess(x *policy.Index, of *mesh.Mesh, client, target *Peer, port in
 		out.Ports = append(out.Ports, one)
 	}
 	return out
+}
+
+// judgeAtNode a port of a workload without a proxy.
+func (p *AccessPort) judgeAtNode(x *policy.Index, g *policy.GuardedPort, client, target *Peer, from netip.Addr) {
+	node := &target.Node
+	v := x.JudgeAddress(g, client.Ref, from)
+	who := "from " + from.String()
+	switch {
+	case !g.Guards() && len(g.Left) == 0:
+		p.Allowed, p.Why = true, "the target has no proxy, and no TrafficPermission is for the port, nor does the mesh deny by default"
+	case !node.ByAddress:
+		p.Allowed = true
+		p.Why = fmt.Sprintf("the target has no proxy, and %s does not enforce permissions by address: nothing refuses", node)
+	case node.Name == client.Node.Name && from.IsValid() && slices.Contains(node.Addresses, from.String()):
+		p.Allowed, p.Why = true, fmt.Sprintf("the client has an address of the target's node %s, and connections from the node itself are let through", node.Name)
+	case v.Denied:
+		p.Policies = []string{sourceText(v.By)}
+		p.Why = fmt.Sprintf("the target has no proxy; at %s a rule of deny of %s describes the client, %s", node, p.Policies[0], who)
+		p.Fix = "take the client out of that rule: no rule of allow outweighs it"
+	case !v.Allowed && len(v.Allowing) == 0:
+		p.Policies = []string{"Mesh " + target.Mesh}
+		p.Why = fmt.Sprintf("the target has no proxy; no TrafficPermission allows anything on the port, and Mesh %s has defaultAccess: Deny, which %s enforces", target.Mesh, node)
+		p.Fix = fmt.Sprintf("write a TrafficPermission for %s that allows the client by namespace, labels or address", target)
+	case !v.Allowed:
+		p.Policies = sourceTexts(v.Allowing)
+		p.Why = fmt.Sprintf("the target has no proxy; at %s no rule of allow of %s describes the client, %s", node, strings.Join(p.Policies, ", "), who)
+		p.Fix = "add a rule of allow that describes it by namespace, labels or address"
+	case v.By != policy.Source{}:
+		p.Policies = []string{sourceText(v.By)}
+		p.Allowed, p.Why = true, fmt.Sprintf("the target has no proxy; at %s a rule of allow of %s describes the client, %s", node, p.Policies[0], who)
+	default:
+		p.Allowed, p.Why = true, fmt.Sprintf("the target has no proxy; at %s no rule refuses the client, %s", node, who)
+	}
+	for _, s := range slices.SortedFunc(maps.Keys(g.Left), func(a, b policy.Source) int { return strings.Compare(sourceText(a), sourceText(b)) }) {
+		p.Why += fmt.Sprintf("; %s has no effect, as nodes do not know %s of a client", sourceText(s), g.Left[s])
+	}
 }
 
 // modeOf a port, and what says so; empty: there is no mutual TLS.

@@ -41,6 +41,8 @@ func (m *Members) ID() string {
 
 // GuardRule describes clients: they are Members (nil: anybody), at an address in Ranges (nil: any).
 type GuardRule struct {
+	// Source is the TrafficPermission that it is of.
+	Source  Source
 	Members *Members
 	Ranges  []netip.Prefix
 }
@@ -51,7 +53,13 @@ type GuardedPort struct {
 	Deny, Allow []GuardRule
 	// Refuse whom Allow does not describe.
 	Refuse bool
+	// Left are permissions for the port that nodes leave out, by why (NotByAddress). They are not
+	// among what a node gets.
+	Left map[Source]string
 }
+
+// Guards reports whether there is anybody whom the port refuses.
+func (g *GuardedPort) Guards() bool { return g.Refuse || len(g.Deny) > 0 }
 
 // Guard are the ports of a workload to which its node lets only some clients connect. nil: none. A
 // permission that describes a caller, or a request, by something else than namespaces, labels and
@@ -61,35 +69,85 @@ func (x *Index) Guard(ref Ref) []GuardedPort {
 	if !ok {
 		return nil
 	}
-	denies := false
-	if m := x.meshes[x.workloadMesh(w)]; m != nil {
-		denies = m.Spec.DefaultAccess == mesh.AccessDeny
-	}
-	if !denies && !x.HasPolicies("TrafficPermission") {
+	if !x.denies(w) && !x.HasPolicies("TrafficPermission") {
 		return nil
 	}
 	var out []GuardedPort
 	for i := range w.object.Spec.Ports {
-		g := GuardedPort{Port: w.object.Spec.Ports[i], Refuse: denies}
-		open := false
-		for _, f := range x.forWorkload("TrafficPermission", w, &w.object.Spec.Ports[i]) {
-			spec := &f.object.(*mesh.TrafficPermission).Spec
-			switch {
-			case spec.Shadow:
-			case NotByAddress(spec) != "":
-				open = open || len(spec.Allow) > 0
-			default:
-				g.Deny, g.Allow = append(g.Deny, x.guardRules(w, f, spec.Deny)...), append(g.Allow, x.guardRules(w, f, spec.Allow)...)
-			}
-		}
-		if g.Refuse = (g.Refuse || len(g.Allow) > 0) && !open; !g.Refuse {
-			g.Allow = nil
-		}
-		if g.Refuse || len(g.Deny) > 0 {
+		if g := x.guardPort(w, &w.object.Spec.Ports[i]); g.Guards() {
 			out = append(out, g)
 		}
 	}
 	return out
+}
+
+// GuardPort is who may connect to a port of a workload without a proxy, as far as its node sees to it; false:
+// there is no such port. Unlike Guard it answers for ports that refuse nobody, too.
+func (x *Index) GuardPort(ref Ref, port int32) (GuardedPort, bool) {
+	w, ok := x.workload(ref)
+	if !ok {
+		return GuardedPort{}, false
+	}
+	i := slices.IndexFunc(w.object.Spec.Ports, func(p mesh.DataplanePort) bool { return p.Port == port })
+	if i < 0 {
+		return GuardedPort{}, false
+	}
+	return x.guardPort(w, &w.object.Spec.Ports[i]), true
+}
+
+// denies reports whether the Mesh of a workload denies by default.
+func (x *Index) denies(w *workload) bool {
+	m := x.meshes[x.workloadMesh(w)]
+	return m != nil && m.Spec.DefaultAccess == mesh.AccessDeny
+}
+
+func (x *Index) guardPort(w *workload, port *mesh.DataplanePort) GuardedPort {
+	g := GuardedPort{Port: *port, Refuse: x.denies(w)}
+	open := false
+	for _, f := range x.forWorkload("TrafficPermission", w, port) {
+		spec := &f.object.(*mesh.TrafficPermission).Spec
+		if spec.Shadow {
+			continue
+		}
+		if why := NotByAddress(spec); why != "" {
+			open = open || len(spec.Allow) > 0
+			if g.Left == nil {
+				g.Left = map[Source]string{}
+			}
+			g.Left[f.source] = why
+			continue
+		}
+		g.Deny, g.Allow = append(g.Deny, x.guardRules(w, f, spec.Deny)...), append(g.Allow, x.guardRules(w, f, spec.Allow)...)
+	}
+	if g.Refuse = (g.Refuse || len(g.Allow) > 0) && !open; !g.Refuse {
+		g.Allow = nil
+	}
+	return g
+}
+
+// JudgeAddress is the verdict of a node on a connection of a workload, from an address of it, to a guarded
+// port.
+func (x *Index) JudgeAddress(g *GuardedPort, client Ref, from netip.Addr) Verdict {
+	var v Verdict
+	for _, r := range g.Allow {
+		if !slices.Contains(v.Allowing, r.Source) {
+			v.Allowing = append(v.Allowing, r.Source)
+		}
+	}
+	describes := func(r GuardRule) bool {
+		return (r.Members == nil || x.In(client, r.Members)) &&
+			(r.Ranges == nil || slices.ContainsFunc(r.Ranges, func(p netip.Prefix) bool { return p.Contains(from.Unmap()) }))
+	}
+	if i := slices.IndexFunc(g.Deny, describes); i >= 0 {
+		v.Denied, v.By = true, g.Deny[i].Source
+		return v
+	}
+	if i := slices.IndexFunc(g.Allow, describes); i >= 0 {
+		v.Allowed, v.By = true, g.Allow[i].Source
+		return v
+	}
+	v.Allowed = !g.Refuse
+	return v
 }
 
 // NotByAddress says why nodes do not enforce a permission; empty: they do.
@@ -123,11 +181,11 @@ func (x *Index) guardRules(w *workload, f found, rules []mesh.PermissionRule) []
 	var out []GuardRule
 	for i := range rules {
 		if len(rules[i].From) == 0 {
-			out = append(out, GuardRule{})
+			out = append(out, GuardRule{Source: f.source})
 		}
 		for k := range rules[i].From {
 			s := &rules[i].From[k]
-			rule := GuardRule{}
+			rule := GuardRule{Source: f.source}
 			if len(s.Addresses) > 0 {
 				rule.Ranges = rangesOf(s.Addresses)
 			}

@@ -74,6 +74,11 @@ func textOf(s *string) string {
 // ofPod is what policies see of a Pod: its labels, and with them its namespace, service account and zone; its
 // addresses; and the ports that its containers declare, each with the tags of the first Service (by name) that has it.
 func (x *Index) ofPod(s *catalog.Snapshot, p *corev1.Pod) *mesh.Dataplane {
+	return x.PodWorkload(p, servicesOf(s, p))
+}
+
+// PodWorkload is what policies see of a Pod, for SetPod. services select the Pod and are of its mesh, sorted by name.
+func (x *Index) PodWorkload(p *corev1.Pod, services []*corev1.Service) *mesh.Dataplane {
 	d := &mesh.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: maps.Clone(p.Labels)},
 		Spec:       mesh.DataplaneSpec{Mesh: kind.NamedMesh(p), ServiceAccount: p.Spec.ServiceAccountName},
@@ -88,7 +93,6 @@ func (x *Index) ofPod(s *catalog.Snapshot, p *corev1.Pod) *mesh.Dataplane {
 	for _, ip := range p.Status.PodIPs {
 		d.Spec.Addresses = append(d.Spec.Addresses, ip.IP)
 	}
-	services := servicesOf(s, p)
 	add := func(c *corev1.Container) {
 		for i := range c.Ports {
 			port := &c.Ports[i]
