@@ -71,6 +71,8 @@ type Config struct {
 	Instances Instances
 	// Proxies answers for agents and gateways.
 	Proxies Proxies
+	// ByAddress reports whether agents in a mode enforce permissions by the addresses of clients.
+	ByAddress func(mode string) bool
 	// Drains of nodes.
 	Drains Drains
 	// Following sums up the proxies that follow from this instance; nil, or if it returns nil:

@@ -268,7 +268,8 @@ func (p *clusterPlane) handle() {
 		handlers, calls = admin.ClusterZoneHandlers, p.zone.link.calls
 	}
 	for path, handler := range handlers(admin.Config{
-		Role: string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
+		ByAddress: seesToPermissions,
+		Role:      string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Logger: p.log,

@@ -167,7 +167,12 @@ func nodeSeesTo(tables *catalog.Snapshot, ref trafficpolicy.Ref) bool {
 		name = d.Spec.NodeName
 	}
 	node, _ := tables.Nodes.Get(resource.Key{Name: name})
-	does, _ := modes.AbilityOf(modeOf(node))
+	return seesToPermissions(modeOf(node))
+}
+
+// seesToPermissions reports whether agents in a mode enforce permissions by the addresses of clients.
+func seesToPermissions(mode string) bool {
+	does, _ := modes.AbilityOf(mode)
 	return does.Addresses
 }
 

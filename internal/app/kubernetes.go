@@ -179,7 +179,8 @@ func (p *plannerOnly) awaitTables(ctx context.Context) error {
 // handle adds the questions that are answered.
 func (p *plannerOnly) handle() {
 	for path, handler := range admin.PlannerHandlers(admin.Config{
-		Role: string(RoleStandalone), Preset: string(PresetPlannerOnly), Site: string(locality.Local),
+		ByAddress: seesToPermissions,
+		Role:      string(RoleStandalone), Preset: string(PresetPlannerOnly), Site: string(locality.Local),
 		StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: p.catalog, Planner: p.planner, Demand: p.demand,
 		Streams: nobody{}, Refused: &version.Refusals{}, Suspicion: nobody{}, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,

@@ -257,6 +257,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 			return err
 		}
 	}
+	printGuards(out, e.Guards)
 	if e.Topology != nil {
 		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}
@@ -280,6 +281,31 @@ func printRouting(out io.Writer, p *diag.Port) {
 	}
 	if p.SourceHash {
 		fmt.Fprintln(out, "  a client's address decides about its endpoint, on nodes in mode nftables or userspace")
+	}
+}
+
+// maxGuardsShown endpoints.
+const maxGuardsShown = 20
+
+// printGuards says which permissions decide at the nodes of endpoints without a sidecar.
+func printGuards(out io.Writer, all []diag.Guard) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "\nwho may connect to endpoints without a sidecar is decided at their nodes:")
+	for i, g := range all {
+		if i == maxGuardsShown {
+			fmt.Fprintf(out, "  and at %d more\n", len(all)-i)
+			break
+		}
+		by := strings.Join(g.Policies, ", ")
+		if by == "" {
+			by = "nothing, anybody may"
+		}
+		fmt.Fprintf(out, "  %s of %s at node %s: by %s\n", g.Endpoint, g.Workload, orNone(g.Node), by)
+		for _, text := range g.Ignored {
+			fmt.Fprintf(out, "    no effect: %s\n", text)
+		}
 	}
 }
 

@@ -39,6 +39,8 @@ type Service struct {
 	Exported []string `json:"exported,omitempty"`
 	Refused  []string `json:"refused,omitempty"`
 	Ports    []Port   `json:"ports"`
+	// Guards are the endpoints without a sidecar of which permissions say something.
+	Guards []Guard `json:"guards,omitempty"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 }
