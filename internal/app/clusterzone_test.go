@@ -100,3 +100,27 @@ func TestWithSites(t *testing.T) {
 		t.Errorf("a change became %+v", got)
 	}
 }
+
+// TestLastRoutings: without a control plane Services keep the routes and policies that were known last, also when
+// they change.
+func TestLastRoutings(t *testing.T) {
+	name := func(n string) proxy.ServiceName { return proxy.ServiceName{Namespace: "shop", Name: n} }
+	routing := map[string]*proxy.Routing{"http": {Route: "shop/split", Backends: []proxy.RouteBackend{{Service: name("v2"), Port: 80, Weight: 1}}}}
+	last := routingsOf(node.Update{Update: proxy.Update{Services: map[proxy.ServiceName]*proxy.Service{
+		name("web"): {Name: name("web"), Routing: routing}, name("gone"): {Name: name("gone"), Routing: routing}, name("plain"): {Name: name("plain")},
+	}}})
+	of := func() map[proxy.ServiceName]*proxy.Service {
+		return map[proxy.ServiceName]*proxy.Service{name("web"): {Name: name("web"), InternalLocal: true}, name("gone"): nil, name("plain"): {Name: name("plain")}}
+	}
+	u := node.Update{Update: proxy.Update{Services: of()}}
+	sent := u.Services[name("web")]
+	last.addTo(&u)
+	want := of()
+	want[name("web")].Routing = routing
+	if !reflect.DeepEqual(u.Services, want) {
+		t.Errorf("%+v, want %+v", u.Services, want)
+	}
+	if sent.Routing != nil {
+		t.Error("an object of the feed was changed")
+	}
+}

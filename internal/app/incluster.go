@@ -10,6 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/fallback"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // defaultDirectAfter of NodeConfig.DirectAfter.
@@ -67,12 +68,18 @@ func (a *agent) learnZone() {
 
 // followDirectly follows the API until ctx ends.
 func (a *agent) followDirectly(ctx context.Context, update func(node.Update)) error {
+	var last lastRoutings
 	feed, err := fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.wantsNames(),
 		Update: func(u node.Update) {
-			if a.cfg.meshed() {
-				u = withSites(u, a.feed.State())
+			if u.Reset {
+				known := a.feed.State()
+				last = routingsOf(known)
+				if a.cfg.meshed() {
+					u = withSites(u, known)
+				}
 			}
+			last.addTo(&u)
 			update(u)
 		}, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
@@ -89,6 +96,32 @@ func withSites(u, last node.Update) node.Update {
 		u.Remotes, u.Elsewhere, u.VirtualIPs, u.Meshes, u.Workloads = last.Remotes, last.Elsewhere, last.VirtualIPs, last.Meshes, last.Workloads
 	}
 	return u
+}
+
+// lastRoutings are what routes and policies said of connections to Services when the control plane was
+// heard last. The API of the cluster has their objects, and the control plane alone resolves them: without
+// this a route that gives a version a tenth would give it nothing, or all, as soon as the API is followed.
+type lastRoutings map[proxy.ServiceName]map[string]*proxy.Routing
+
+func routingsOf(last node.Update) lastRoutings {
+	out := lastRoutings{}
+	for name, s := range last.Services {
+		if s != nil && len(s.Routing) > 0 {
+			out[name] = s.Routing
+		}
+	}
+	return out
+}
+
+// addTo the Services of an update of the API.
+func (l lastRoutings) addTo(u *node.Update) {
+	for name, s := range u.Services {
+		if routing := l[name]; s != nil && routing != nil {
+			with := *s
+			with.Routing = routing
+			u.Services[name] = &with
+		}
+	}
 }
 
 // wantsNames reports whether the agent answers DNS.

@@ -17,7 +17,9 @@ func (a *agent) openPermissions() {
 		return
 	}
 	cfg := permit.Config{Node: a.cfg.Name, Logger: a.log.With("component", "permissions by address")}
-	if does, _ := modes.AbilityOf(a.mode.Name()); !does.Addresses {
+	if !a.cfg.joins() {
+		cfg.Unable = "the agent follows the API of a cluster, and has no control plane that resolves TrafficPermissions"
+	} else if does, _ := modes.AbilityOf(a.mode.Name()); !does.Addresses {
 		cfg.Unable = fmt.Sprintf("in mode %s clients have the address of their agent", a.mode.Name())
 	}
 	keeper, err := permit.New(cfg)

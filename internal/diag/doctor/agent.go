@@ -96,9 +96,9 @@ func (x examiner) agentState(state AgentState) Finding {
 	case state.Err != nil:
 		f.failWith(state.Err, problem.AgentNotAnswering, "see its log")
 	case agent.Cluster != nil:
-		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API"
+		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API: TCPRoutes, BackendPolicies and TrafficPermissions have no effect on this node"
 	case agent.Fallback != nil && agent.Fallback.Direct:
-		f.fail(problem.AgentDisconnected, "it has no connection to the control plane, and follows the cluster's API without plans since "+
+		f.fail(problem.AgentDisconnected, "it has no connection to the control plane, and follows the cluster's API without plans, with the routes and policies that it knew last, since "+
 			agent.Fallback.Since.Local().Format(time.DateTime),
 			"see its log; are the pods of the control plane ready, and is its port for node views (6444) reachable from here?")
 	case agent.View == nil || !agent.View.Connected:

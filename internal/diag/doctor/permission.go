@@ -15,6 +15,8 @@ func permitted(s *permit.Status) Finding {
 		f.fail(problem.PermissionsFail, text, fix)
 	case s == nil:
 		f.Note = "the agent reports none, as a gateway or an older one does"
+	case s.Unable != "":
+		f.Note = "no port of a workload here would be guarded; the node cannot: " + s.Unable
 	case s.Ports == 0:
 		f.Note = "no port of a workload here is guarded"
 	default:

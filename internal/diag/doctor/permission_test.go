@@ -18,7 +18,7 @@ func TestNodePermissions(t *testing.T) {
 		text   string
 	}{
 		"an older agent":   {nil, "", "reports none"},
-		"nothing to guard": {&permit.Status{Unable: "in mode userspace"}, "", "no port"},
+		"nothing to guard": {&permit.Status{Unable: "in mode userspace"}, "", "the node cannot: in mode userspace"},
 		"enforced": {&permit.Status{Ports: 2, Admitted: 40, Refused: 7, Refusing: refusing}, "",
 			"2 ports are guarded; since the agent started they have refused 7 connections, and admitted 40; most were refused at 10.1.0.2:80, 5"},
 		"unable": {&permit.Status{Ports: 2, Unable: "in mode userspace"}, problem.PermissionsFail, "not enforced for 2 ports"},
