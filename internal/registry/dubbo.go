@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // Annotations by which a Service of Kubernetes is an application of Dubbo.
@@ -88,7 +86,7 @@ func (m *ApplicationMetadata) Interfaces() []string {
 // MetadataOf a Service of Kubernetes that is annotated with interfaces; nil: it is not. The revision is
 // a hash of what the annotations say.
 func MetadataOf(s *corev1.Service) (*ApplicationMetadata, error) {
-	name, ok := nameOf(s)
+	name, ok := NameOf(s)
 	text := ""
 	if ok {
 		text = s.Annotations[AnnotationInterface]
@@ -136,9 +134,7 @@ func MetadataOf(s *corev1.Service) (*ApplicationMetadata, error) {
 // metadataStored reports whether the metadata of a revision of an application are an entry of the
 // configuration.
 func (x *Index) metadataStored(namespace, application, revision string) bool {
-	key := ConfigKey{namespace, revision, application}
-	o, ok := x.snapshot.RegistryConfigs.Get(resource.Key{Namespace: namespace, Name: key.objectName()})
-	return ok && keyOfConfig(o) == key
+	return StoredConfig(x.snapshot, ConfigKey{namespace, revision, application}) != nil
 }
 
 // endpointMetadata are the metadata that consumers of Dubbo need of an endpoint of a Service; nil: it is
@@ -152,8 +148,13 @@ func (x *Index) endpointMetadata(s *corev1.Service, port uint16) map[string]stri
 	for _, service := range m.Services {
 		protocol = service.Protocol
 	}
+	return endpointOf(m.Revision, port, protocol)
+}
+
+// endpointOf are the metadata of an instance whose metadata are an entry of the configuration.
+func endpointOf(revision string, port uint16, protocol string) map[string]string {
 	return map[string]string{
-		KeyRevision: m.Revision, KeyStorage: StorageRemote,
+		KeyRevision: revision, KeyStorage: StorageRemote,
 		keyEndpoints: fmt.Sprintf(`[{"port":%d,"protocol":%q}]`, port, protocol),
 	}
 }

@@ -410,7 +410,7 @@ func (x *Index) touch(key resource.Key, touched map[*entry]struct{}) {
 }
 
 func (x *Index) setService(key resource.Key, object *corev1.Service, touched map[*entry]struct{}) {
-	name, ok := nameOf(object)
+	name, ok := NameOf(object)
 	if before, had := x.known[key]; had && (!ok || before != name) {
 		e := x.entry(before)
 		delete(e.from, key)

@@ -20,9 +20,9 @@ import (
 
 type discoverySlice = discoveryv1.EndpointSlice
 
-// nameOf is the name by which registry clients know a Service; ok is false if they do not: it has
+// NameOf is the name by which registry clients know a Service; ok is false if they do not: it has
 // no endpoints of its own, or is the API.
-func nameOf(s *corev1.Service) (name Service, ok bool) {
+func NameOf(s *corev1.Service) (name Service, ok bool) {
 	if s == nil || s.Spec.Type == corev1.ServiceTypeExternalName || s.Namespace == corev1.NamespaceDefault && s.Name == "kubernetes" {
 		return Service{}, false
 	}
@@ -68,7 +68,7 @@ func (x *Index) list(e *entry, zone locality.Zone) *Listing {
 	d := &draft{index: x, zone: zone, planned: map[string]uint32{}}
 	keys := slices.SortedFunc(maps.Keys(e.from), compareKeys)
 	for _, key := range keys {
-		if s, ok := x.snapshot.Services.Get(key); ok {
+		if s, ok := x.snapshot.Services.Get(key); ok && !e.imports(s) {
 			d.addEndpoints(e, s)
 		}
 	}
@@ -91,6 +91,17 @@ func (x *Index) list(e *entry, zone locality.Zone) *Listing {
 
 func compareKeys(a, b resource.Key) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// imports reports whether a Service is the import of one that the entry is made of, too: the endpoints of
+// this site are those of both.
+func (e *entry) imports(s *corev1.Service) bool {
+	imported, ok := sites.ImportOf(s)
+	if !ok {
+		return false
+	}
+	_, both := e.from[resource.Key{Namespace: imported.Namespace, Name: imported.Name}]
+	return both
 }
 
 // addEndpoints adds the endpoints of a Service that no client registered, and notes the plan for
@@ -229,10 +240,17 @@ func (d *draft) addElsewhere(e *entry, s *corev1.Service) {
 	if !use {
 		return
 	}
-	d.rows = append(d.rows, row{weight: weight, instance: &Instance{
+	in := &Instance{
 		Service: e.service, Address: address, Port: uint16(port.Port), Weight: int32(trafficplan.DefaultWeight), Enabled: true, Healthy: true,
-		Protocol: Kubernetes, Created: s.CreationTimestamp.Time, Remote: true, Metadata: d.index.endpointMetadata(s, uint16(port.Port)),
-	}})
+		Protocol: Kubernetes, Created: s.CreationTimestamp.Time, Remote: true,
+	}
+	if remote.External != nil {
+		in.Metadata = d.index.endpointMetadata(s, uint16(port.Port))
+	} else {
+		in.Metadata = d.index.remoteMetadata(e.service, s, uint16(port.Port), remote.Offering(at.Number))
+		in.Zone = locality.Zone(in.Metadata[keyZone])
+	}
+	d.rows = append(d.rows, row{weight: weight, instance: in})
 }
 
 // shareElsewhere is the weight of other sites beside the instances of this one; use is false if they

@@ -132,7 +132,41 @@ type AvailableService struct {
 	// +optional
 	// +listType=atomic
 	Endpoints []AvailableEndpoints `json:"endpoints,omitempty"`
+	// Registry is what clients of registries (Nacos, Eureka, ZooKeeper, Dubbo) in other zones are
+	// told of the instances beside their address. Missing: nothing.
+	// +optional
+	Registry *AvailableRegistry `json:"registry,omitempty"`
 }
+
+// AvailableRegistry describes the instances of a service to clients of registries in other zones.
+type AvailableRegistry struct {
+	// Service is the name that clients of registries know it by: [GROUP@@]NAME. Empty: that of the
+	// Service.
+	// +optional
+	Service string `json:"service,omitempty"`
+	// Metadata that all ready instances have in common which clients of registries registered.
+	// +optional
+	Metadata map[string]string `json:"metadata,omitempty"`
+	// Dubbo is the metadata of the application of Dubbo that it is. Missing: it is none, or its
+	// metadata are not known to the control plane.
+	// +optional
+	Dubbo *AvailableDubbo `json:"dubbo,omitempty"`
+}
+
+// AvailableDubbo is the metadata of an application of Dubbo, of a revision that is ready.
+type AvailableDubbo struct {
+	// Revision of the metadata.
+	Revision string `json:"revision"`
+	// Protocol of the port of the Service: tri or dubbo.
+	Protocol string `json:"protocol"`
+	// Content of the revision, as clients of Dubbo store it in a metadata centre: JSON, compressed
+	// by gzip (RFC 1952), at most MaxAvailableContent bytes.
+	Content []byte `json:"content"`
+}
+
+// MaxAvailableContent bounds AvailableDubbo.Content, in bytes. Metadata that are larger do not
+// leave their zone.
+const MaxAvailableContent = 128 << 10
 
 // PortDemand is how many connections to a port start in a zone.
 type PortDemand struct {

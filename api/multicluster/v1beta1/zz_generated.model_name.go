@@ -6,6 +6,11 @@
 package v1beta1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in AvailableDubbo) OpenAPIModelName() string {
+	return "io.x-k8s.multicluster.v1beta1.AvailableDubbo"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in AvailableEndpoints) OpenAPIModelName() string {
 	return "io.x-k8s.multicluster.v1beta1.AvailableEndpoints"
 }
@@ -13,6 +18,11 @@ func (in AvailableEndpoints) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in AvailableHost) OpenAPIModelName() string {
 	return "io.x-k8s.multicluster.v1beta1.AvailableHost"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in AvailableRegistry) OpenAPIModelName() string {
+	return "io.x-k8s.multicluster.v1beta1.AvailableRegistry"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

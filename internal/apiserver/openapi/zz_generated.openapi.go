@@ -177,8 +177,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ZoneShiftSpec{}.OpenAPIModelName():                                 schema_proxima_api_mesh_v1alpha1_ZoneShiftSpec(ref),
 		v1alpha1.ZoneShiftStatus{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_ZoneShiftStatus(ref),
 		v1alpha1.ZoneSpec{}.OpenAPIModelName():                                      schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref),
+		v1beta1.AvailableDubbo{}.OpenAPIModelName():                                 schema_proxima_api_multicluster_v1beta1_AvailableDubbo(ref),
 		v1beta1.AvailableEndpoints{}.OpenAPIModelName():                             schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref),
 		v1beta1.AvailableHost{}.OpenAPIModelName():                                  schema_proxima_api_multicluster_v1beta1_AvailableHost(ref),
+		v1beta1.AvailableRegistry{}.OpenAPIModelName():                              schema_proxima_api_multicluster_v1beta1_AvailableRegistry(ref),
 		v1beta1.AvailableService{}.OpenAPIModelName():                               schema_proxima_api_multicluster_v1beta1_AvailableService(ref),
 		v1beta1.ClusterStatus{}.OpenAPIModelName():                                  schema_proxima_api_multicluster_v1beta1_ClusterStatus(ref),
 		v1beta1.PortDemand{}.OpenAPIModelName():                                     schema_proxima_api_multicluster_v1beta1_PortDemand(ref),
@@ -8340,6 +8342,43 @@ func schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref common.ReferenceCallback) com
 	}
 }
 
+func schema_proxima_api_multicluster_v1beta1_AvailableDubbo(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AvailableDubbo is the metadata of an application of Dubbo, of a revision that is ready.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"revision": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Revision of the metadata.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"protocol": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Protocol of the port of the Service: tri or dubbo.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"content": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Content of the revision, as clients of Dubbo store it in a metadata centre: JSON, compressed by gzip (RFC 1952), at most MaxAvailableContent bytes.",
+							Type:        []string{"string"},
+							Format:      "byte",
+						},
+					},
+				},
+				Required: []string{"revision", "protocol", "content"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -8427,6 +8466,49 @@ func schema_proxima_api_multicluster_v1beta1_AvailableHost(ref common.ReferenceC
 				Required: []string{"address"},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_multicluster_v1beta1_AvailableRegistry(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AvailableRegistry describes the instances of a service to clients of registries in other zones.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service is the name that clients of registries know it by: [GROUP@@]NAME. Empty: that of the Service.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Metadata that all ready instances have in common which clients of registries registered.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"dubbo": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Dubbo is the metadata of the application of Dubbo that it is. Missing: it is none, or its metadata are not known to the control plane.",
+							Ref:         ref(v1beta1.AvailableDubbo{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1beta1.AvailableDubbo{}.OpenAPIModelName()},
 	}
 }
 
@@ -8628,12 +8710,18 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							},
 						},
 					},
+					"registry": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Registry is what clients of registries (Nacos, Eureka, ZooKeeper, Dubbo) in other zones are told of the instances beside their address. Missing: nothing.",
+							Ref:         ref(v1beta1.AvailableRegistry{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"mesh", "exportTime", "type"},
 			},
 		},
 		Dependencies: []string{
-			v1beta1.AvailableEndpoints{}.OpenAPIModelName(), v1beta1.PortDemand{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1beta1.AvailableEndpoints{}.OpenAPIModelName(), v1beta1.AvailableRegistry{}.OpenAPIModelName(), v1beta1.PortDemand{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/servicetag"
@@ -44,6 +45,9 @@ type ExportInput struct {
 	Slices []*discoveryv1.EndpointSlice
 	// Dataplanes that are endpoints of them, by name.
 	Dataplanes map[string]*meshv1alpha1.Dataplane
+	// Configs returns the entries of the configuration of registries, by which applications of Dubbo
+	// have their metadata; nil: there are none.
+	Configs func(registry.ConfigKey) *meshv1alpha1.RegistryConfig
 	// Others are the exports of the same name of other zones.
 	Others []*mcs.ServiceExport
 	// Demand of this zone by port, in connections per second, where plans of other zones need
@@ -127,7 +131,34 @@ func available(in ExportInput) *mcs.AvailableService {
 		a.ServiceAccounts = in.proxied()
 		a.Proxied = len(a.ServiceAccounts) > 0
 	}
+	a.Registry = in.registry()
 	return a
+}
+
+// registry is what clients of registries in other zones are told of the endpoints that are ready.
+func (in ExportInput) registry() *mcs.AvailableRegistry {
+	if in.Configs == nil {
+		return nil
+	}
+	var instances []*registry.Instance
+	for _, s := range in.Slices {
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			if e.TargetRef == nil || e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				continue
+			}
+			if d := in.Dataplanes[e.TargetRef.Name]; registry.Registered(d) {
+				if instance, err := registry.Parse(d); err == nil {
+					instances = append(instances, instance)
+				}
+			}
+		}
+	}
+	var before *mcs.AvailableRegistry
+	if a := in.Export.Status.Available; a != nil {
+		before = a.Registry
+	}
+	return registry.Offer(in.Service, instances, in.Configs, before)
 }
 
 // proxied are the service accounts of the endpoints that serve, if each of them has a proxy;
@@ -264,19 +295,25 @@ func meshOf(ns *corev1.Namespace) string {
 }
 
 // Instances counts the endpoints that are ready: those of the family that has more, as a
-// workload has an address of each. Loopback addresses do not count, as nothing reaches them
-// from another machine.
+// workload has an address of each. Workloads at one address count each, as those of one machine are
+// that have different ports. Loopback addresses do not count, as nothing reaches them from another
+// machine.
 func Instances(all []*discoveryv1.EndpointSlice) int32 {
-	families := map[discoveryv1.AddressType]map[string]struct{}{}
+	type instance struct{ address, workload string }
+	families := map[discoveryv1.AddressType]map[instance]struct{}{}
 	for _, s := range all {
 		for _, e := range s.Endpoints {
 			if len(e.Addresses) == 0 || e.Conditions.Ready != nil && !*e.Conditions.Ready || isLoopback(e.Addresses[0]) {
 				continue
 			}
 			if families[s.AddressType] == nil {
-				families[s.AddressType] = map[string]struct{}{}
+				families[s.AddressType] = map[instance]struct{}{}
 			}
-			families[s.AddressType][e.Addresses[0]] = struct{}{}
+			of := instance{address: e.Addresses[0]}
+			if e.TargetRef != nil {
+				of.workload = e.TargetRef.Name
+			}
+			families[s.AddressType][of] = struct{}{}
 		}
 	}
 	most := 0

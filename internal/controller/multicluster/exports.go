@@ -1,6 +1,7 @@
 package multicluster
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -92,7 +94,7 @@ func (e *Exports) Run(ctx context.Context) error {
 	if e.Demand != nil {
 		looking.Go(func() { e.lookAtDemand(ctx) })
 	}
-	return e.loop.Run(ctx, e.Catalog, e.dispatch, append(backend.Kinds(), catalog.ServiceExports, catalog.Slices, catalog.Meshes)...)
+	return e.loop.Run(ctx, e.Catalog, e.dispatch, append(backend.Kinds(), catalog.ServiceExports, catalog.Slices, catalog.Meshes, catalog.RegistryConfigs)...)
 }
 
 // lookAtDemand queues the names whose demand is exported.
@@ -155,6 +157,9 @@ func (e *Exports) dispatch(d catalog.Delta) {
 			})
 		}
 	}
+	for _, change := range d.RegistryConfigs {
+		e.addApplication(d.After, change)
+	}
 	namespaces := map[string]bool{}
 	for _, change := range d.Namespaces {
 		namespaces[change.Key.Name] = true
@@ -164,6 +169,24 @@ func (e *Exports) dispatch(d catalog.Delta) {
 	}
 	for key := range d.After.Services.All() {
 		if len(d.Meshes) > 0 || namespaces[key.Namespace] {
+			e.loop.Add(key)
+		}
+	}
+}
+
+// addApplication queues the exported Services of an application of Dubbo whose metadata have changed, if
+// that is what an entry of the configuration is.
+func (e *Exports) addApplication(s *catalog.Snapshot, change catalog.Change[*meshv1alpha1.RegistryConfig]) {
+	entry := cmp.Or(change.New, change.Old)
+	if !registry.IsMetadata(entry) {
+		return
+	}
+	for key, export := range s.ServiceExports.Namespace(entry.Namespace) {
+		service, ok := s.Services.Get(key)
+		if !ok || export.Labels[meshv1alpha1.LabelZone] != "" {
+			continue
+		}
+		if name, ok := registry.NameOf(service); ok && name.Name == entry.Spec.DataID {
 			e.loop.Add(key)
 		}
 	}
@@ -207,6 +230,7 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 	if in.Export != nil { // nothing else follows from them
 		in.Slices = slicesOf(s, key, in.Service)
 		in.Dataplanes = dataplanesOf(s, key.Namespace, in.Slices)
+		in.Configs = func(key registry.ConfigKey) *meshv1alpha1.RegistryConfig { return registry.StoredConfig(s, key) }
 	}
 	return in
 }

@@ -15,6 +15,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/dns/meshname"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
@@ -57,7 +58,7 @@ func ReconcileImport(in ImportInput) ImportPlan {
 	if _, ok := servicetag.HostOf(in.Local); ok {
 		exported = true // one service, whichever zones export it
 	}
-	return ImportPlan{Derived: in.derived(m, exported, tagOf(in.Key, offers)), Import: in.imported(m)}
+	return ImportPlan{Derived: in.derived(m, exported, tagOf(in.Key, offers), registeredAs(offers)), Import: in.imported(m)}
 }
 
 // tagOf the service of a name, as zones export it; empty: it is no service of a tag. A tag that
@@ -72,6 +73,15 @@ func tagOf(key resource.Key, offers []Offer) string {
 	return ""
 }
 
+// registeredAs is the name that clients of registries know a name by, as the oldest offer has it; empty:
+// the name itself.
+func registeredAs(offers []Offer) string {
+	if r := offers[0].Registry; r != nil {
+		return r.Service
+	}
+	return ""
+}
+
 // DerivedName is the name of the Service that has the virtual IP of an import.
 func DerivedName(key resource.Key) string { return mcs.DerivedServiceName(key.Namespace, key.Name) }
 
@@ -81,8 +91,9 @@ func IsDerived(s *corev1.Service) bool {
 }
 
 // derived is the Service that has the virtual IP. exported: this zone exports the name, so
-// that the Service selects the workloads of this zone. tag is the service tag; empty: none.
-func (in ImportInput) derived(m Merged, exported bool, tag string) *corev1.Service {
+// that the Service selects the workloads of this zone. tag is the service tag, registered the name for
+// clients of registries; empty: none.
+func (in ImportInput) derived(m Merged, exported bool, tag, registered string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: in.Key.Namespace, Name: DerivedName(in.Key)}}
 	if in.Derived != nil {
 		s = in.Derived.DeepCopy()
@@ -92,6 +103,9 @@ func (in ImportInput) derived(m Merged, exported bool, tag string) *corev1.Servi
 		s.Labels[meshv1alpha1.LabelService] = tag
 	}
 	s.Annotations = map[string]string{}
+	if registered != "" {
+		s.Annotations[registry.AnnotationService] = registered
+	}
 	spec := &s.Spec
 	local := in.Local
 	if !exported {

@@ -18,6 +18,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
@@ -90,6 +91,11 @@ func slice(addresses ...string) *discoveryv1.EndpointSlice {
 }
 
 func TestInstances(t *testing.T) {
+	at := func(workload string) *discoveryv1.EndpointSlice {
+		s := slice("10.0.0.1")
+		s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Dataplane", Name: workload}
+		return s
+	}
 	for _, tc := range []struct {
 		name   string
 		slices []*discoveryv1.EndpointSlice
@@ -98,6 +104,7 @@ func TestInstances(t *testing.T) {
 		{"none", nil, 0},
 		{"ready ones", []*discoveryv1.EndpointSlice{slice("10.0.0.1", "10.0.0.2", "10.0.0.3!")}, 2},
 		{"in two slices", []*discoveryv1.EndpointSlice{slice("10.0.0.1"), slice("10.0.0.1", "10.0.0.2")}, 2},
+		{"of one machine", []*discoveryv1.EndpointSlice{at("a"), at("b"), at("a")}, 2},
 		{"of both families", []*discoveryv1.EndpointSlice{slice("10.0.0.1", "10.0.0.2"), slice("fd00::1", "fd00::2", "fd00::3")}, 3},
 		{"of a machine itself", []*discoveryv1.EndpointSlice{slice("127.0.0.1", "10.0.0.1")}, 1},
 	} {
@@ -570,5 +577,39 @@ func TestProxied(t *testing.T) {
 		if got := fmt.Sprint(a.Proxied, a.ServiceAccounts); got != tc.want {
 			t.Errorf("%s: %s, want %s", name, got, tc.want)
 		}
+	}
+}
+
+// TestRegistered: an export says what clients of registries registered of the endpoints that are ready, and the
+// import has the name that they know.
+func TestRegistered(t *testing.T) {
+	registered := func(metadata string) *meshv1alpha1.Dataplane {
+		return &meshv1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+				registry.AnnotationInstance: `{"service":"blue@@Web","weight":100,"enabled":true,"metadata":{"team":"shop",` + metadata + `}}`,
+			}},
+			Spec: meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}, Ports: []meshv1alpha1.DataplanePort{{Port: 8080}}},
+		}
+	}
+	s := slice("10.0.0.1", "10.0.0.2", "10.0.0.3!")
+	for i, to := range []string{"a", "b", "c"} { // the last one is not ready
+		s.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Dataplane", Name: to}
+	}
+	in := multicluster.ExportInput{
+		Key: web, Site: "east", Export: export("", 1), Service: service(), Namespace: namespace("default"), Now: at(9),
+		Slices: []*discoveryv1.EndpointSlice{s}, Configs: func(registry.ConfigKey) *meshv1alpha1.RegistryConfig { return nil },
+		Dataplanes: map[string]*meshv1alpha1.Dataplane{"a": registered(`"v":"1"`), "b": registered(`"v":"2"`), "c": registered(`"team":"other"`)},
+	}
+	in.Service.Annotations = map[string]string{registry.AnnotationService: "blue@@Web"}
+	e := in.Export.DeepCopy()
+	e.Status = multicluster.ReconcileExport(in).Status.Status
+	want := &mcs.AvailableRegistry{Service: "blue@@Web", Metadata: map[string]string{"team": "shop"}}
+	if diff := cmp.Diff(want, e.Status.Available.Registry); diff != "" {
+		t.Error(diff)
+	}
+	e.Labels = map[string]string{meshv1alpha1.LabelZone: "east"}
+	plan := multicluster.ReconcileImport(multicluster.ImportInput{Key: web, Site: "here", Namespace: namespace("default"), Exports: []*mcs.ServiceExport{e}})
+	if name, ok := registry.NameOf(plan.Derived); !ok || name.Grouped() != "blue@@Web" {
+		t.Errorf("the import is %s to clients of registries", name)
 	}
 }

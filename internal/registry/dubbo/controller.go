@@ -40,6 +40,8 @@ type Controller struct {
 	// instances are asked for the metadata of their revisions; asked are those that are at present.
 	instances *loop.Loop
 	asked     sync.Map // of registry.ConfigKey
+	// offers are those of other zones.
+	offers *loop.Loop
 }
 
 // patience is how long a provider has to answer.
@@ -56,6 +58,7 @@ func New(c Config) *Controller {
 	out := &Controller{Config: c, configs: registry.NewConfigs(c.Client, c.Catalog, c.Logger)}
 	out.services = loop.New(loop.Config{What: "service of dubbo", Sync: out.syncService, Window: -1, Clock: c.Clock, Logger: c.Logger})
 	out.instances = loop.New(loop.Config{What: "instance of dubbo", Sync: out.syncInstance, Window: -1, Clock: c.Clock, Logger: c.Logger})
+	out.offers = loop.New(loop.Config{What: "application of dubbo in another zone", Sync: out.syncOffer, Window: -1, Clock: c.Clock, Logger: c.Logger})
 	return out
 }
 
@@ -71,6 +74,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	running.Go(func() {
 		if err := c.instances.Run(following, c.Catalog, c.dispatchInstances, catalog.Dataplanes); err != nil {
 			c.Logger.Error("follow instances", "error", err)
+		}
+	})
+	running.Go(func() {
+		if err := c.offers.Run(following, c.Catalog, c.dispatchOffers, catalog.ServiceExports, catalog.Namespaces); err != nil {
+			c.Logger.Error("follow what other zones offer", "error", err)
 		}
 	})
 	running.Go(func() { c.collect(following) })
@@ -184,10 +192,15 @@ func (c *Controller) write(ctx context.Context, namespace string, m *registry.Ap
 	if err != nil {
 		return err
 	}
-	for _, name := range m.Interfaces() {
+	return c.writeMappings(ctx, namespace, m.Interfaces(), m.Application)
+}
+
+// writeMappings adds an application to the mappings of interfaces.
+func (c *Controller) writeMappings(ctx context.Context, namespace string, interfaces []string, application string) error {
+	for _, name := range interfaces {
 		key := registry.ConfigKey{Namespace: namespace, Group: groupMapping, DataID: name}
-		err := c.configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
-			spec.Content = registry.MergeConfig(key, spec.Content, m.Application)
+		err := c.configs.Put(ctx, registry.User{Admin: true}, key, func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
+			spec.Content = registry.MergeConfig(key, spec.Content, application)
 			return nil
 		})
 		if err != nil {

@@ -39,6 +39,11 @@ func (g *garbage) sweep(s *catalog.Snapshot, now time.Time) (out []registry.Conf
 			named[registry.ConfigKey{Namespace: key.Namespace, Group: m.Revision, DataID: m.Application}] = struct{}{}
 		}
 	}
+	for _, e := range s.ServiceExports.All() {
+		if key, ok := offeredBy(e); ok {
+			named[key] = struct{}{}
+		}
+	}
 	next := map[registry.ConfigKey]time.Time{}
 	for _, o := range s.RegistryConfigs.All() {
 		key := registry.ConfigKey{Namespace: o.Namespace, Group: o.Spec.Group, DataID: o.Spec.DataID}
