@@ -34,7 +34,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following and Registries,
+// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries and
+// RegistryTroubles,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -80,6 +81,8 @@ type Config struct {
 	Following func() *ProxiesStatus
 	// Registries that this instance serves; nil: none.
 	Registries func() []registry.Status
+	// RegistryTroubles is what is wrong with what clients of registries registered; nil: nobody looks.
+	RegistryTroubles func() []registry.Trouble
 	// Checks asks zones; at global.
 	Checks ZoneChecks
 	Logger *slog.Logger

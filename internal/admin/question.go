@@ -25,6 +25,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/sites"
@@ -129,6 +130,8 @@ func explainService(c Config, q url.Values) (any, error) {
 		}
 		return ""
 	})
+	registered := registrationsOf(snapshot, key)
+	e.Registrations(func(address string) *diag.Registration { return registered[address] })
 	if imported, ok := sites.ImportOf(service); ok {
 		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain
 	}
@@ -143,6 +146,36 @@ func explainService(c Config, q url.Values) (any, error) {
 		e.Plan(report, planned)
 	}
 	return e, nil
+}
+
+// registrationsOf the endpoints of a Service that clients of registries registered, by ADDRESS:PORT.
+func registrationsOf(s *catalog.Snapshot, service resource.Key) map[string]*diag.Registration {
+	out := map[string]*diag.Registration{}
+	for _, slice := range s.SlicesOf(service) {
+		for i := range slice.Endpoints {
+			ref := slice.Endpoints[i].TargetRef
+			if ref == nil || ref.Kind != "Dataplane" {
+				continue
+			}
+			key := resource.Key{Namespace: service.Namespace, Name: ref.Name}
+			d, ok := s.Dataplanes.Get(key)
+			if !ok || !registry.Registered(d) {
+				continue
+			}
+			r := &diag.Registration{
+				Dataplane: key.String(), Protocol: d.Labels[registry.LabelProtocol], Owner: d.Annotations[registry.AnnotationOwner],
+				By: d.Annotations[registry.AnnotationRegisteredBy], Since: d.CreationTimestamp.Time,
+			}
+			for _, p := range slice.Ports {
+				for _, address := range slice.Endpoints[i].Addresses {
+					if at, err := netip.ParseAddr(address); err == nil && p.Port != nil {
+						out[netip.AddrPortFrom(at, uint16(*p.Port)).String()] = r
+					}
+				}
+			}
+		}
+	}
+	return out
 }
 
 // slicesFrom a zone's view of a Service; own are weights of endpoints of their own. planned: a plan counts.

@@ -13,10 +13,13 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -124,5 +127,38 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 		if w := ask(c.handler, c.method, c.query); w.Code != c.code || !strings.Contains(w.Body.String(), c.text) {
 			t.Errorf("%s %s: %d %s", c.method, c.query, w.Code, w.Body)
 		}
+	}
+}
+
+// Endpoints that a client of a registry registered say by which protocol, by whom, and where its session is.
+func TestRegistrationsOf(t *testing.T) {
+	d := &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web-x", Labels: map[string]string{registry.LabelProtocol: "nacos"},
+		Annotations: map[string]string{registry.AnnotationInstance: "{}", registry.AnnotationOwner: "cp-1", registry.AnnotationRegisteredBy: "proxima:workload:shop/web"},
+	}}
+	plain := &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-y"}}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.0.0.1"}, TargetRef: &corev1.ObjectReference{Kind: "Dataplane", Name: "web-x"}},
+			{Addresses: []string{"10.0.0.2"}, TargetRef: &corev1.ObjectReference{Kind: "Dataplane", Name: "web-y"}},
+			{Addresses: []string{"10.0.0.3"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "web-x"}},
+		},
+	}
+	client := resourcetest.New(kind.All()...)
+	client.Seed(d, plain, slice)
+	tables := catalog.New(catalog.Config{Client: client, Descriptors: kind.All()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = tables.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	if err := tables.WaitSynced(ctx); err != nil {
+		t.Fatal(err)
+	}
+	got := registrationsOf(tables.Snapshot(), resource.Key{Namespace: "shop", Name: "web"})
+	r := got["10.0.0.1:8080"]
+	if len(got) != 1 || r == nil || r.Dataplane != "shop/web-x" || r.String() != "nacos by proxima:workload:shop/web, session at cp-1" {
+		t.Errorf("registrations %v", got)
 	}
 }

@@ -83,6 +83,8 @@ type Status struct {
 	Proxies *ProxiesStatus `json:"proxies,omitempty"`
 	// Registries whose protocols this instance serves.
 	Registries []registry.Status `json:"registries,omitempty"`
+	// RegistryTroubles is what is wrong with what clients of registries registered.
+	RegistryTroubles []registry.Trouble `json:"registryTroubles,omitempty"`
 	// Refused are agents whose versions are too far from that of this control plane.
 	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
@@ -269,6 +271,9 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	}
 	if h.Registries != nil {
 		s.Registries = h.Registries()
+	}
+	if h.RegistryTroubles != nil {
+		s.RegistryTroubles = h.RegistryTroubles()
 	}
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))

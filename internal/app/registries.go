@@ -106,7 +106,8 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		if err != nil {
 			return nil, err
 		}
-		l, err := listen(string(p.protocol), p.flag, address, listener.DescriptorShare(maxViewConnections, proxyShare), log)
+		limit := listener.DescriptorShare(maxViewConnections, proxyShare)
+		l, err := listen(string(p.protocol), p.flag, address, limit, log)
 		if err != nil {
 			return nil, err
 		}
@@ -114,6 +115,7 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: p.alpn,
 		})
 		core.Meters.Listens(p.protocol, l.Addr().String())
+		core.Meters.Limit(p.protocol, limit)
 	}
 	return r, nil
 }
@@ -221,6 +223,18 @@ func (r *registries) status() []registry.Status {
 		return nil
 	}
 	return r.core.Status()
+}
+
+// registryTroubles is what is wrong with instances that clients of registries registered, whether or not any
+// registry is served.
+func (c *standalone) registryTroubles() []registry.Trouble {
+	x := registry.Examination{
+		Snapshot: c.instance.catalog.Snapshot(), Served: c.registries.status(), Owner: instanceName(c.api.address), Running: c.others.running(),
+	}
+	if c.registries != nil {
+		x.Claimed = c.registries.core.Registrar.Claimed
+	}
+	return registry.Examine(x)
 }
 
 // runRegistered keeps the Services of what registry clients registered. It runs where no registry is

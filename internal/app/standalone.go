@@ -201,7 +201,8 @@ func (cp *standalone) handle() {
 		Role:      string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status,
+		RegistryTroubles: cp.registryTroubles, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

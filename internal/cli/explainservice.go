@@ -50,7 +50,8 @@ func newExplainService(s *settings) *cobra.Command {
 		Long: `Explain service says which endpoints get a Service's connections as seen from a
 zone or a node, and why not the others; what leaves the zone, to which other
 zones and by which gateways, and why a connection of this machine failed on that
-way lately; then how traffic is divided among zones:
+way lately; by which registry protocol an endpoint was registered, since when, by
+whom, and which instance of the control plane has its session; then how traffic is divided among zones:
 the decision of the Service's topology mode, each zone's share and the rule
 behind it, what the plan costs, and how many more endpoints would keep a zone's
 traffic at home. For a Service that is not planned it says what
@@ -251,6 +252,9 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 			if err := w.Flush(); err != nil {
 				return err
 			}
+			if err := printRegistrations(out, f.Endpoints); err != nil {
+				return err
+			}
 		}
 		printRouting(out, &p)
 		if err := printElsewhere(out, &p); err != nil {
@@ -262,6 +266,23 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}
 	return nil
+}
+
+// printRegistrations says by which registry protocol endpoints came, and who keeps them alive.
+func printRegistrations(out io.Writer, endpoints []diag.Endpoint) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	first := true
+	for _, e := range endpoints {
+		if e.Registered == nil {
+			continue
+		}
+		if first {
+			fmt.Fprintln(w, "  REGISTERED\tDATAPLANE\tFOR\tBY")
+			first = false
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", e.Address, e.Registered.Dataplane, duration.HumanDuration(time.Since(e.Registered.Since)), e.Registered)
+	}
+	return w.Flush()
 }
 
 // printRouting says which route and policy count for clients without a sidecar.

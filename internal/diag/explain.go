@@ -194,6 +194,46 @@ type Endpoint struct {
 	// Reason why it is used, or is not; Why says it in words.
 	Reason Reason `json:"reason"`
 	Why    string `json:"why"`
+	// Registered is how it came, if a client of a registry registered it; nil: otherwise.
+	Registered *Registration `json:"registered,omitempty"`
+}
+
+// Registration is how an endpoint came by a registry protocol.
+type Registration struct {
+	// Dataplane that it is, NAMESPACE/NAME.
+	Dataplane string `json:"dataplane"`
+	// Protocol: nacos, eureka or zookeeper.
+	Protocol string `json:"protocol"`
+	// Owner is the instance of the control plane that has the session which keeps it alive; empty:
+	// it stays until it is deregistered.
+	Owner string `json:"owner,omitempty"`
+	// By is the user; empty: a client without credentials.
+	By    string    `json:"by,omitempty"`
+	Since time.Time `json:"since"`
+}
+
+// String is PROTOCOL and who keeps it alive.
+func (r *Registration) String() string {
+	text := r.Protocol
+	if r.By != "" {
+		text += " by " + r.By
+	}
+	if r.Owner != "" {
+		return text + ", session at " + r.Owner
+	}
+	return text + ", until it is deregistered"
+}
+
+// Registrations adds how endpoints came that clients of registries registered: of returns nil for others.
+func (s *Service) Registrations(of func(address string) *Registration) {
+	for i := range s.Ports {
+		for k := range s.Ports[i].Families {
+			for n := range s.Ports[i].Families[k].Endpoints {
+				e := &s.Ports[i].Families[k].Endpoints[n]
+				e.Registered = of(e.Address)
+			}
+		}
+	}
 }
 
 // ExplainService reports which endpoints a node would use for connections to the

@@ -61,6 +61,7 @@ const (
 	MachinesGone       Code = "machines-gone"
 	ZonesApart         Code = "zones-apart"
 	TunnelFails        Code = "tunnel-fails"
+	RegistryTrouble    Code = "registry-trouble"
 	TrafficUnavailable Code = "traffic-unavailable"
 	IsolationFails     Code = "isolation-fails"
 	PermissionsFail    Code = "permissions-fail"

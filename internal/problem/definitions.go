@@ -62,6 +62,7 @@ func Definitions() []Definition {
 		{AuditUnwritable, "An audit log cannot be written; requests go on without records.", "Free space on the disk; the log goes on by itself and counts the records that are lost."},
 		{MachinesGone, "Machines are gone or not reachable, or may be.", "Switch the machine on or start its agent; `kubectl delete node NAME` if it is gone for good."},
 		{ZonesApart, "A zone and global are not connected, or not in step: deletions are held, or objects refused.", "Start what does not run; `proxima zone confirm` applies what is held."},
+		{RegistryTrouble, "Instances that clients of registries (Nacos, Eureka, ZooKeeper) registered cannot be reached or renewed, or a server has as many clients as it admits.", "As the finding says: a port of the protocol, another address, or another name."},
 		{TunnelFails, "Connections from this node to services of other zones were reset.", "As the error says: an ingress that runs, mTLS in the mesh, a workload at the client's address."},
 		{TrafficUnavailable, "The server of `--traffic-from` does not say what the traffic of Services is.", "As the error says; try the expression in the server's own interface."},
 		{IsolationFails, "The agent cannot refuse connections between meshes.", "As the error says; the agent tries again."},

@@ -26,6 +26,8 @@ type Status struct {
 	Address string `json:"address,omitempty"`
 	// Clients that are connected, or whose leases run.
 	Clients int `json:"clients"`
+	// Limit of connections that are open at a time; 0: not known.
+	Limit int `json:"limit,omitempty"`
 	// Sessions that keep instances alive.
 	Sessions int `json:"sessions"`
 	// Instances that are registered by the protocol, at any instance of the control plane.
@@ -78,6 +80,13 @@ func (m *Meters) Listens(p Protocol, address string) {
 	if s := m.of(p); s.Address == "" { // the first one, by which clients are configured
 		s.Address = address
 	}
+}
+
+// Limit notes how many connections of a protocol are open at a time, at most.
+func (m *Meters) Limit(p Protocol, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(p).Limit = n
 }
 
 // Client counts a client that came (1) or left (-1).

@@ -11,6 +11,7 @@ const (
 	checkAudit          = "audit"
 	checkMachines       = "machines"
 	checkZones          = "zones"
+	checkRegistries     = "registries"
 	checkAgent          = "agent"
 	checkAgentState     = "agent-state"
 	checkTunnel         = "tunnel"
@@ -57,6 +58,8 @@ func Checks() []Check {
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
 		{checkZones, "Control planes of zones and global are connected; no deletions are held, and no objects refused.",
 			"Start what does not run; `proxima zone confirm` for what is held."},
+		{checkRegistries, "What clients of registries registered is served, reached and kept alive, and servers admit more clients.",
+			"As the finding says: a port of the protocol, another address, or another name."},
 		{checkProxyCertificates, "More than a quarter of the life of each proxy's certificate is left.", "As the finding says; `proxima proxy status` has the reason."},
 		{checkProxyConfig, "Proxies of workloads and gateways, with a supervisor or without, and gRPC programs accept their configuration.", "Change the policy or object that is named; `proxima proxy config --diff`."},
 		{checkProxyVersions, "Supervisors of proxies are not older than the control plane.", "Install the release on their machines, and start the workloads again."},

@@ -68,6 +68,9 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	if status.Federation != nil {
 		out = append(out, zones(status.Federation))
 	}
+	if f, ok := registries(status); ok {
+		out = append(out, f)
+	}
 	return append(out, x.proxies(ctx, status.Version.Version)...)
 }
 

@@ -1,0 +1,58 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/registry"
+)
+
+// registries is about what clients of registries registered; ok is false where no registry is served, and nothing
+// was registered.
+func registries(status *admin.Status) (f Finding, ok bool) {
+	if len(status.Registries)+len(status.RegistryTroubles) == 0 {
+		return f, false
+	}
+	instances := 0
+	for _, r := range status.Registries {
+		instances += r.Instances
+	}
+	f = Finding{ID: checkRegistries, Check: "registries", Note: fmt.Sprintf("%d instances are registered", instances)}
+	var texts, fixes []string
+	for _, t := range status.RegistryTroubles {
+		text, fix := troubleText(t)
+		texts, fixes = append(texts, text), append(fixes, fix)
+	}
+	if len(texts) > 0 {
+		f.fail(problem.RegistryTrouble, strings.Join(texts, "; "), strings.Join(fixes, "; "))
+	}
+	return f, true
+}
+
+// troubleText says what is wrong, and what to do.
+func troubleText(t registry.Trouble) (text, fix string) {
+	named := ""
+	if len(t.Examples) > 0 {
+		named = ": " + strings.Join(t.Examples, ", ")
+	}
+	switch t.Reason {
+	case registry.NotServed:
+		return fmt.Sprintf("%d instances came by %s, which is not served here%s", t.Count, t.Protocol, named),
+			fmt.Sprintf("start the control plane with --%s-port, or delete these Dataplanes", t.Protocol)
+	case registry.Orphaned:
+		return fmt.Sprintf("%d instances of %s wait for their clients to come back%s", t.Count, t.Protocol, named),
+			fmt.Sprintf("those that do not are deleted after %s; do clients reach the control plane?", registry.DefaultGrace)
+	case registry.Loopback:
+		return fmt.Sprintf("%d instances of %s have loopback addresses, which other machines do not reach%s", t.Count, t.Protocol, named),
+			"have their clients register an address by which others reach them"
+	case registry.NameTaken:
+		return fmt.Sprintf("%d instances of %s are not selected by the Service of their name%s", t.Count, t.Protocol, named),
+			"have the Service select the label " + registry.LabelService + ", or rename one of both"
+	case registry.Full:
+		return fmt.Sprintf("%d clients of %s are connected, nearly as many as are admitted", t.Count, t.Protocol),
+			"raise the limit of open files, or add an instance of the control plane"
+	}
+	return fmt.Sprintf("%s of %d instances of %s%s", t.Reason, t.Count, t.Protocol, named), "upgrade this program to the control plane's version"
+}
