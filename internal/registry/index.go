@@ -44,10 +44,9 @@ type IndexConfig struct {
 	Catalog *catalog.Catalog
 	// Site of the control plane; empty: locality.Local.
 	Site locality.Site
-	// Next, if it is not nil, is the next position where the revisions of kinds have no common
-	// order: above all that any instance of the control plane has returned.
-	Next   func() Position
-	Logger *slog.Logger // nil: discard
+	// Positions, if it is not nil, has the positions where the revisions of kinds have no common order.
+	Positions *Positions
+	Logger    *slog.Logger // nil: discard
 }
 
 // Index has the services of registries, as of the tables: those that clients registered, and those
@@ -57,9 +56,14 @@ type Index struct {
 	log    *slog.Logger
 	ready  chan struct{}
 
+	// order is held while positions are taken and used, so that they are used in order.
+	order sync.Mutex
+
 	mu       sync.Mutex
 	snapshot *catalog.Snapshot
 	position Position
+	// floor is below no position that is returned: see CatchUp.
+	floor    Position
 	services map[Service]*entry
 	// known is the registry's name of each Service of Kubernetes.
 	known map[resource.Key]Service
@@ -123,11 +127,28 @@ func (x *Index) Run(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		x.apply(&d)
+		if x.advance(ctx, &d) != nil {
+			return nil
+		}
 		if first {
 			close(x.ready)
 		}
 	}
+}
+
+// advance to the end of a delta. Errors: that of ctx.
+func (x *Index) advance(ctx context.Context, d *catalog.Delta) error {
+	x.order.Lock()
+	defer x.order.Unlock()
+	at := Position(0)
+	if x.config.Positions != nil {
+		var err error
+		if at, err = x.config.Positions.Take(ctx); err != nil {
+			return err
+		}
+	}
+	x.apply(d, at)
+	return nil
 }
 
 // Ready is closed when the index is filled for the first time. Before, services may seem to be empty
@@ -139,6 +160,32 @@ func (x *Index) Position() Position {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.position
+}
+
+// CatchUp returns when positions are above all that any instance of the control plane has returned up to now: a client
+// that comes from another one would take for old what has a lower position. Where positions follow revisions they
+// are, and it does nothing. Else it blocks for some requests at most.
+func (x *Index) CatchUp(ctx context.Context) error {
+	if x.config.Positions == nil {
+		return nil
+	}
+	x.order.Lock()
+	defer x.order.Unlock()
+	moved, err := x.config.Positions.CatchUp(ctx)
+	if err != nil || !moved {
+		return err
+	}
+	at, err := x.config.Positions.Take(ctx)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.position, x.floor = at, at
+	for _, e := range x.services {
+		e.lists = nil
+	}
+	return nil
 }
 
 // Snapshot is the state that the index is of.
@@ -324,8 +371,8 @@ func (x *Index) discard(e *entry) {
 	}
 }
 
-// apply brings the index to the end of a delta.
-func (x *Index) apply(d *catalog.Delta) {
+// apply brings the index to the end of a delta, whose position is at; 0: it follows from the revision.
+func (x *Index) apply(d *catalog.Delta, at Position) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	touched := map[*entry]struct{}{}
@@ -367,8 +414,8 @@ func (x *Index) apply(d *catalog.Delta) {
 	}
 	revision := d.After.Revision()
 	switch {
-	case x.config.Next != nil:
-		x.position = x.config.Next()
+	case at != 0:
+		x.position = at
 	case first:
 		x.position = positionOf(revision)
 	default:

@@ -82,7 +82,7 @@ func (x *Index) list(e *entry, zone locality.Zone) *Listing {
 		}
 	}
 	slices.SortFunc(d.rows, func(a, b row) int { return a.instance.Compare(b.instance) })
-	out := &Listing{Service: e.service, Position: e.position, Changed: e.changed}
+	out := &Listing{Service: e.service, Position: max(e.position, x.floor), Changed: e.changed}
 	for _, r := range d.rows {
 		out.Instances, out.Weights = append(out.Instances, r.instance), append(out.Weights, r.weight)
 	}

@@ -1,0 +1,157 @@
+package registry
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+var positionsLease = resource.Key{Namespace: "proxima-system", Name: "registry-positions"}
+
+func taken(t *testing.T, p *Positions) Position {
+	t.Helper()
+	at, err := p.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// No position is used twice: not by instances at the same time, and not after a restart.
+func TestPositionsAreUnique(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	var mu sync.Mutex
+	seen := map[Position]bool{}
+	var running sync.WaitGroup
+	for range 4 { // instances; each is restarted in the middle of a block
+		running.Go(func() {
+			for range 3 {
+				p := NewPositions(client, positionsLease, "cp")
+				last := Position(0)
+				for range PositionBlock + PositionBlock/2 {
+					got := taken(t, p)
+					mu.Lock()
+					if seen[got] || got <= last {
+						t.Errorf("position %d after %d", got, last)
+					}
+					seen[got], last = true, got
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	running.Wait()
+}
+
+// A client that moves between instances sees no position that is not above what it has seen, in whatever order
+// they have reserved their blocks; an instance that nobody has overtaken keeps its block, and writes nothing.
+func TestPositionsCatchUp(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	writes := 0
+	client.Intercept(func(c resourcetest.Call) error {
+		if c.Verb == resourcetest.Create || c.Verb == resourcetest.Update {
+			writes++
+		}
+		return nil
+	})
+	a, b := NewPositions(client, positionsLease, "a"), NewPositions(client, positionsLease, "b")
+	seen := taken(t, a)
+	for i, p := range []*Positions{b, a, b, b, a, a} {
+		before := writes
+		moved, err := p.CatchUp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if overtaken := i != 3 && i != 5; moved != overtaken || (writes != before) != overtaken {
+			t.Errorf("step %d: reserved another block: %t, with %d writes", i, moved, writes-before)
+		}
+		if got := taken(t, p); got <= seen {
+			t.Errorf("step %d: position %d after %d", i, got, seen)
+		} else {
+			seen = got
+		}
+	}
+	// A counter that was deleted by hand from its Lease is not begun again.
+	obj, err := client.Get(t.Context(), kind.Lease, positionsLease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease := obj.(*coordinationv1.Lease).DeepCopy()
+	lease.Annotations = nil
+	if _, err := client.Update(t.Context(), kind.Lease, lease); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.CatchUp(t.Context()); err == nil {
+		t.Error("a counter that is lost is begun again")
+	}
+}
+
+// A write that another instance is faster with is tried again; an API that refuses is asked again until it does not.
+func TestPositionsRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New(kind.All()...)
+		refused := 0
+		client.Intercept(func(c resourcetest.Call) error {
+			if c.Verb != resourcetest.Create && c.Verb != resourcetest.Update {
+				return nil
+			}
+			switch refused++; refused {
+			case 1:
+				return apierrors.NewConflict(kind.Lease.GroupResource(), positionsLease.Name, errors.New("changed"))
+			case 2:
+				return apierrors.NewServiceUnavailable("no leader")
+			}
+			return nil
+		})
+		if got := taken(t, NewPositions(client, positionsLease, "a")); got != 1 || refused != 3 {
+			t.Errorf("position %d after %d writes", got, refused)
+		}
+	})
+}
+
+// What clients are told does not go back when they move to an instance that began, or changed, earlier.
+func TestIndexCatchesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		start := func(name string) *Index {
+			tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
+			x := NewIndex(IndexConfig{Catalog: tables, Positions: NewPositions(r.client, positionsLease, name)})
+			go func() { _ = tables.Run(t.Context()) }()
+			go func() { _ = x.Run(t.Context()) }()
+			synctest.Wait()
+			return x
+		}
+		name := Service{Namespace: "shop", Name: "orders"}
+		a := start("a")
+		s := r.open(Nacos, User{}, 0)
+		r.register(s, orders(8080))
+		b := start("b")
+		synctest.Wait()
+		seen := b.Listing(name, "").Position
+		if old := a.Listing(name, "").Position; old >= seen {
+			t.Fatalf("position %d at a, %d at b: the test shows nothing", old, seen)
+		}
+		if err := a.CatchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.Listing(name, "").Position; got <= seen {
+			t.Errorf("position %d after %d", got, seen)
+		}
+		seen = a.Listing(name, "").Position
+		r.register(s, orders(8081))
+		synctest.Wait()
+		if l := a.Listing(name, ""); l.Position <= seen || len(l.Instances) != 2 {
+			t.Errorf("position %d after %d, with %d instances", l.Position, seen, len(l.Instances))
+		}
+	})
+}
