@@ -172,7 +172,7 @@ func (c *conn) follow(key registry.ConfigKey, named configNamed, md5 string) err
 		c.mu.Unlock()
 		return invalid("a connection may listen to %d configurations at most", maxListened)
 	}
-	l := &listened{named: named, md5: md5}
+	l := &listened{key: key, named: named, md5: md5}
 	c.listened[key] = l
 	c.mu.Unlock()
 	f := c.server.core.Configs.Follow(key, func() { c.queueConfig(l) })

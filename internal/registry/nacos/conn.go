@@ -23,6 +23,11 @@ const (
 	// to read a list, and adds its callback later: the callback never learns of what was pushed
 	// between the two. Nacos delays every push by as much (nacos.naming.push.pushTaskDelay).
 	settle = 500 * time.Millisecond
+	// repeatAfter is when a client is told again of a changed entry, if it has not said since that it
+	// has what there is; twice as long each time, repeats times. The SDK of Go loses the note of a
+	// change that comes while it handles the one before, and would look again after 5 minutes.
+	repeatAfter = time.Second
+	repeats     = 3
 	// maxSubscriptions and maxListened bound what one connection follows.
 	maxSubscriptions = 10_000
 	maxListened      = 20_000
@@ -72,9 +77,12 @@ type subscription struct {
 
 // listened is an entry of the configuration that a client follows.
 type listened struct {
+	key      registry.ConfigKey
 	named    configNamed
-	md5      string // of what the client has
+	md5      string // of what the client said last that it has
 	follower *registry.ConfigFollower
+	told     int         // how often, since the last change
+	again    *time.Timer // when it is told again; nil: it was not told yet
 }
 
 type connKey struct{}
@@ -209,12 +217,43 @@ func (c *conn) queueSub(s *subscription) {
 	}
 }
 
+// queueConfig after a change of the entry.
 func (c *conn) queueConfig(l *listened) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	l.told = 0
+	c.queueConfigLocked(l)
+}
+
+func (c *conn) queueConfigLocked(l *listened) {
 	if !c.closed {
 		c.waitingConfigs[l] = struct{}{}
 		c.signal()
+	}
+}
+
+// told notes that the client was told of a changed entry, and sees to it that it is told again if it
+// does not take the change up.
+func (c *conn) told(l *listened) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.again != nil {
+		l.again.Stop()
+	}
+	if c.closed || l.told == repeats {
+		return
+	}
+	l.again = time.AfterFunc(repeatAfter<<l.told, func() { c.repeat(l) })
+	l.told++
+}
+
+// repeat the note of a change, if the client has something else than there is.
+func (c *conn) repeat(l *listened) {
+	now := c.server.core.Configs.MD5(l.key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listened[l.key] == l && l.md5 != now {
+		c.queueConfigLocked(l)
 	}
 }
 
@@ -228,7 +267,9 @@ func (c *conn) take() (subs []*subscription, configs []*listened) {
 		}
 	}
 	for l := range c.waitingConfigs {
-		configs = append(configs, l)
+		if c.listened[l.key] == l {
+			configs = append(configs, l)
+		}
 	}
 	clear(c.waitingSubs)
 	clear(c.waitingConfigs)

@@ -309,6 +309,7 @@ func (s *Server) send(ss grpc.ServerStream, c *conn) error {
 		if err := ss.SendMsg(&b); err != nil {
 			return err
 		}
+		c.told(l)
 	}
 	return nil
 }
