@@ -242,6 +242,15 @@ func (s *Session) end() {
 	}
 }
 
+// Leads reports whether this instance of the control plane does what one of them does for all.
+func (r *Registrar) Leads() bool { return r.config.Leads() }
+
+// Here reports whether the loopback address of an instance is one of this machine.
+func (r *Registrar) Here(key resource.Key) bool {
+	d, ok := r.config.Catalog.Snapshot().Dataplanes.Get(key)
+	return ok && r.config.MachineID != "" && d.Annotations[meshv1alpha1.AnnotationMachineID] == r.config.MachineID
+}
+
 func (r *Registrar) endLocked(key resource.Key) {
 	r.ended[key] = struct{}{}
 	r.pending = append(r.pending, key)

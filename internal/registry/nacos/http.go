@@ -12,14 +12,12 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // maxForm of a request by HTTP, in bytes: a configuration, escaped.
@@ -37,9 +35,10 @@ func (s *Server) ServeHTTPOn(ctx context.Context, l net.Listener) error {
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	running, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); s.beat.run(running) }()
-	defer func() { stop(); <-done }()
+	var beside sync.WaitGroup
+	beside.Go(func() { s.beat.run(running) })
+	beside.Go(func() { newChecks(s).run(running) })
+	defer func() { stop(); beside.Wait() }()
 	end := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer end()
 	if err := server.Serve(l); ctx.Err() == nil {
@@ -65,6 +64,11 @@ func (s *Server) routes() map[string]func(*call) (any, error) {
 		"GET /v1/ns/instance":                  s.httpInstance,
 		"GET /v1/ns/instance/list":             s.httpInstances,
 		"PUT /v1/ns/instance/beat":             s.httpBeat,
+		"PUT /v1/ns/health/instance":           s.httpHealth,
+		"PUT /v1/ns/health":                    s.httpHealth,
+		"PUT /v2/ns/health/instance":           s.httpHealth,
+		"PUT /v1/ns/cluster":                   s.httpPutCluster,
+		"PUT /v3/admin/ns/cluster":             s.httpPutCluster,
 		"POST /v1/ns/service":                  s.httpPutService,
 		"PUT /v1/ns/service":                   s.httpPutService,
 		"DELETE /v1/ns/service":                s.httpDeleteService,
@@ -304,6 +308,9 @@ func (s *Server) httpRegister(c *call) (any, error) {
 	if in.Ephemeral {
 		return ok, s.beat.register(c.Context(), c.user, in)
 	}
+	if have, there := s.core.Index.Get(svc, in.Key()); there && s.checkOf(svc, in.Cluster).Type != checkNone {
+		in.Healthy = have.Healthy // as the checks have it
+	}
 	return ok, s.core.Registrar.Put(c.Context(), in, c.user)
 }
 
@@ -339,7 +346,7 @@ func (s *Server) httpUpdate(c *call) (any, error) {
 		if i.Enabled != nil {
 			in.Enabled = *i.Enabled
 		}
-		if i.Healthy != nil && !in.Ephemeral {
+		if i.Healthy != nil && !in.Ephemeral && s.checkOf(in.Service, in.Cluster).Type == checkNone {
 			in.Healthy = *i.Healthy
 		}
 		if i.Metadata != nil {
@@ -403,17 +410,7 @@ func (s *Server) httpPutService(c *call) (any, error) {
 	if v, err := strconv.ParseFloat(threshold, 64); err != nil || v < 0 || v > 1 {
 		return nil, invalid("protectThreshold %.20q is not from 0 to 1", threshold)
 	}
-	if !c.user.May(svc.Namespace) {
-		return nil, &registry.ForbiddenError{User: c.user.String(), What: "write in namespace " + svc.Namespace}
-	}
-	object := s.serviceObject(svc)
-	if object == nil {
-		return nil, invalid("service %s has no instances yet: its threshold is set when it has", svc)
-	}
-	object = object.DeepCopy()
-	metav1.SetMetaDataAnnotation(&object.ObjectMeta, annotationProtect, threshold)
-	_, err = s.core.Client.Update(c.Context(), kind.Service, object)
-	return ok, err
+	return ok, s.annotate(c, svc, annotationProtect, threshold)
 }
 
 func (s *Server) httpDeleteService(c *call) (any, error) {
@@ -437,7 +434,7 @@ func (s *Server) httpService(c *call) (any, error) {
 	for _, h := range info.Hosts {
 		if !seen[h.ClusterName] {
 			seen[h.ClusterName] = true
-			clusters = append(clusters, map[string]any{"name": h.ClusterName, "healthChecker": map[string]string{"type": "NONE"}, "metadata": map[string]string{}})
+			clusters = append(clusters, map[string]any{"name": h.ClusterName, "healthChecker": s.checkOf(svc, h.ClusterName), "metadata": map[string]string{}})
 		}
 	}
 	protect := 0.0

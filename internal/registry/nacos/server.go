@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -149,6 +150,8 @@ func (s *Server) refusal(err error, id string) *result {
 		out.ErrorCode = codeUnregistered
 	case errors.As(err, new(*registry.ForbiddenError)):
 		out.ErrorCode = codeForbidden
+	case apierrors.IsInvalid(err):
+		out.ErrorCode = codeInvalid
 	default:
 		s.log.Warn("a request of a client of Nacos failed", "error", err)
 	}
