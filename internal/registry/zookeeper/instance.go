@@ -69,8 +69,10 @@ const (
 
 func addressOf(in *registry.Instance) string { return netip.AddrPortFrom(in.Address, in.Port).String() }
 
-// dataOf an instance that came by another protocol.
-func dataOf(in *registry.Instance, rpc bool) []byte {
+// dataOf an instance that came by another protocol. Its metadata are a payload of Dubbo's where they are
+// Dubbo's, and of Spring Cloud's where other instances of the service have those (spring). Else there is
+// none: a client that does not have the class of a payload cannot read the instance.
+func dataOf(in *registry.Instance, rpc, spring bool) []byte {
 	if rpc {
 		return []byte(in.Address.String())
 	}
@@ -82,13 +84,17 @@ func dataOf(in *registry.Instance, rpc bool) []byte {
 		secure := int(in.SecurePort)
 		c.SSLPort = &secure
 	}
-	if len(in.Metadata) > 0 {
-		c.Payload = &curatorPayload{Class: classSpring, ID: c.ID, Name: c.Name, Metadata: in.Metadata}
-		for key := range in.Metadata {
-			if strings.HasPrefix(key, "dubbo.") {
-				c.Payload.Class = classDubbo
-			}
+	class := ""
+	if spring {
+		class = classSpring
+	}
+	for key := range in.Metadata {
+		if strings.HasPrefix(key, "dubbo.") {
+			class = classDubbo
 		}
+	}
+	if class != "" && len(in.Metadata) > 0 {
+		c.Payload = &curatorPayload{Class: class, ID: c.ID, Name: c.Name, Metadata: in.Metadata}
 	}
 	out, _ := json.Marshal(c) // all of it is strings and numbers
 	return out

@@ -169,9 +169,11 @@ func (t *tree) applyServices(list []registry.Service, at registry.Position) {
 func (t *tree) applyService(l *registry.Listing, z int64) {
 	want := map[string]content{}
 	at := map[string]struct{}{} // addresses of instances that came by ZooKeeper
+	spring := false             // one of them is of Spring Cloud
 	for _, in := range l.Instances {
 		if d, ok := detailOf(in); ok {
 			at[addressOf(in)] = struct{}{}
+			spring = spring || bytes.Contains(d.Data, []byte(classSpring))
 			if path := t.server.pathOf(in); path != "" {
 				want[path] = ownContent(in, d)
 			}
@@ -186,7 +188,7 @@ func (t *tree) applyService(l *registry.Listing, z int64) {
 			continue
 		}
 		c := content{
-			data: dataOf(in, strings.Contains(path, "/"+providers+"/")), mzxid: int64(in.Revision << positionBits), ctime: in.Created.UnixMilli(),
+			data: dataOf(in, strings.Contains(path, "/"+providers+"/"), spring), mzxid: int64(in.Revision << positionBits), ctime: in.Created.UnixMilli(),
 		}
 		if in.Ephemeral {
 			c.owner = foreignOwner

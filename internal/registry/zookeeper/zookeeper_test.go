@@ -383,6 +383,32 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// A payload has a class that the clients of its service have; without one there is none.
+func TestPayload(t *testing.T) {
+	in := &registry.Instance{Service: registry.Service{Namespace: "default", Name: "pay"}, Address: netip.MustParseAddr("10.1.0.8"), Port: 1, Metadata: map[string]string{"a": "b"}}
+	for _, c := range []struct {
+		key    string
+		spring bool
+		want   string
+	}{{"a", false, `"payload":null`}, {"a", true, classSpring}, {"dubbo.endpoints", true, classDubbo}} {
+		in.Metadata = map[string]string{c.key: "b"}
+		if got := string(dataOf(in, false, c.spring)); !strings.Contains(got, c.want) {
+			t.Errorf("metadata %s, Spring Cloud %v: %s, want %s", c.key, c.spring, got, c.want)
+		}
+	}
+	p, address := serve(t)
+	in.Metadata, in.Protocol, in.Weight, in.Enabled, in.Healthy = map[string]string{"a": "b"}, registry.Nacos, 100, true, true
+	if err := p.Registrar.Put(t.Context(), in, registry.User{}); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, address, nil)
+	data := func() string { text, _, _ := c.get("/services/pay/10.1.0.8:1", false); return text }
+	p.Eventually("it has no payload", func() bool { return strings.Contains(data(), `"payload":null`) })
+	c.create("/services/pay", "", 0)
+	c.create("/services/pay/x", `{"name":"pay","id":"x","address":"10.1.0.9","port":1,"payload":{"@class":"`+classSpring+`","id":"x","name":"pay","metadata":{}}}`, 1)
+	p.Eventually("it has one of Spring Cloud", func() bool { return strings.Contains(data(), classSpring) })
+}
+
 // The nodes of Dubbo are what clients of Nacos know them as.
 func TestDubbo(t *testing.T) {
 	p, address := serve(t)
