@@ -88,7 +88,7 @@ type entry struct {
 
 func (e *entry) exists() bool { return len(e.own) > 0 || len(e.from) > 0 }
 
-// Listing is what clients in a zone see of a service. Immutable.
+// Listing is what clients in a zone see of a service. Its fields are not changed. Safe for concurrent use.
 type Listing struct {
 	Service  Service
 	Position Position
@@ -99,6 +99,37 @@ type Listing struct {
 	// Weights of the instances for this zone, relative to each other: 1 is ordinary, 0 is for
 	// those that the plan of the zone gives nothing.
 	Weights []float64
+
+	mu    sync.Mutex
+	memos map[any]any
+}
+
+// maxMemos of a listing, as clients may ask for it in any number of forms.
+const maxMemos = 16
+
+// Memo returns what make returned for a key, and keeps it as long as the listing: most clients are
+// answered the same. The key is comparable, of a type of the caller's package. What is returned is
+// shared. make may be called again for the same key.
+func (l *Listing) Memo(key any, make func() (any, error)) (any, error) {
+	l.mu.Lock()
+	kept, ok := l.memos[key]
+	l.mu.Unlock()
+	if ok {
+		return kept, nil
+	}
+	made, err := make()
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.memos == nil {
+		l.memos = map[any]any{}
+	}
+	if len(l.memos) < maxMemos {
+		l.memos[key] = made
+	}
+	return made, nil
 }
 
 // NewIndex makes an empty index; Run fills it.

@@ -118,11 +118,6 @@ type serviceQueryRequest struct {
 	HealthyOnly bool   `json:"healthyOnly"`
 }
 
-type serviceInfoResponse struct {
-	result
-	ServiceInfo *serviceInfo `json:"serviceInfo"`
-}
-
 // serviceInfo is the instances of a service.
 type serviceInfo struct {
 	Name        string     `json:"name"`
@@ -151,11 +146,10 @@ type serviceListResponse struct {
 
 type notifySubscriber struct {
 	header
-	Namespace   string       `json:"namespace"`
-	ServiceName string       `json:"serviceName"`
-	GroupName   string       `json:"groupName"`
-	ServiceInfo *serviceInfo `json:"serviceInfo"`
-	Module      string       `json:"module"`
+	Namespace   string `json:"namespace"`
+	ServiceName string `json:"serviceName"`
+	GroupName   string `json:"groupName"`
+	Module      string `json:"module"`
 }
 
 // configNamed is what requests of configuration have.

@@ -2,7 +2,9 @@ package nacos
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -127,13 +129,13 @@ func (c *conn) subscribeService(r *subscribeServiceRequest) (any, error) {
 	key := subKey{service: s, clusters: r.Clusters}
 	if !r.Subscribe {
 		c.unsubscribe(key)
-		return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: &serviceInfo{Name: s.Name, GroupName: groupOf(s), Hosts: []instance{}}}, nil
+		return c.server.withInfo(success(r.RequestID), &registry.Listing{Service: s}, "", false)
 	}
 	l, err := c.subscribe(key, r.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: c.server.infoOf(l, r.Clusters, false)}, nil
+	return c.server.withInfo(success(r.RequestID), l, r.Clusters, false)
 }
 
 func (c *conn) query(r *serviceQueryRequest) (any, error) {
@@ -145,7 +147,7 @@ func (c *conn) query(r *serviceQueryRequest) (any, error) {
 	zone := c.zone
 	c.mu.Unlock()
 	l := c.server.core.Index.Listing(s, zone)
-	return &serviceInfoResponse{result: success(r.RequestID), ServiceInfo: c.server.infoOf(l, r.Cluster, r.HealthyOnly)}, nil
+	return c.server.withInfo(success(r.RequestID), l, r.Cluster, r.HealthyOnly)
 }
 
 func (c *conn) list(r *serviceListRequest) (any, error) {
@@ -187,8 +189,47 @@ func (c *conn) push(s *subscription) ([]byte, error) {
 		return nil, nil
 	}
 	c.server.pushed(l.Changed)
-	return encode("NotifySubscriberRequest", &notifySubscriber{
-		header: header{c.server.nextID()}, Namespace: s.namespace, ServiceName: s.key.service.Name, GroupName: groupOf(s.key.service),
-		ServiceInfo: c.server.infoOf(l, s.key.clusters, false), Module: "naming",
+	return c.server.notification(s, l)
+}
+
+// notification of a service as subscribers are sent it, the same for all of them: its ID is unique among
+// those of a connection, as no listing has the position of another one of the service.
+func (s *Server) notification(sub *subscription, l *registry.Listing) ([]byte, error) {
+	key := pushKey{sub.namespace, sub.key.clusters}
+	out, err := l.Memo(key, func() (any, error) {
+		message, err := s.withInfo(&notifySubscriber{
+			header:    header{fmt.Sprintf("%d-%s-%s", l.Position, l.Service, sub.key.clusters)},
+			Namespace: sub.namespace, ServiceName: l.Service.Name, GroupName: groupOf(l.Service), Module: "naming",
+		}, l, sub.key.clusters, false)
+		if err != nil {
+			return nil, err
+		}
+		return encode("NotifySubscriberRequest", message)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return out.([]byte), nil
+}
+
+// Keys of what is kept with a listing.
+type (
+	pushKey struct{ namespace, clusters string }
+	infoKey struct {
+		clusters    string
+		healthyOnly bool
+		protect     float64
+	}
+)
+
+// withInfo is a message with the instances of a service.
+func (s *Server) withInfo(message any, l *registry.Listing, clusters string, healthyOnly bool) (any, error) {
+	protect := s.protectOf(l.Service)
+	info, err := l.Memo(infoKey{clusters, healthyOnly, protect}, func() (any, error) {
+		return json.Marshal(infoOf(l, clusters, healthyOnly, protect))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return withInfo{message, info.([]byte)}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -94,17 +95,53 @@ func (p *payload) setMetadata(number protowire.Number, value []byte) error {
 
 // encode a message of a type.
 func encode(kind string, message any) ([]byte, error) {
-	body, err := json.Marshal(message)
+	var body [][]byte
+	var err error
+	if w, ok := message.(withInfo); ok {
+		body, err = w.parts()
+	} else {
+		body = make([][]byte, 1)
+		body[0], err = json.Marshal(message)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", kind, err)
 	}
-	return appendPayload(make([]byte, 0, len(body)+len(kind)+32), kind, body), nil
+	return appendPayload(nil, kind, body...), nil
 }
 
-func appendPayload(out []byte, kind string, body []byte) []byte {
-	var metadata, anyOf []byte
-	metadata = protowire.AppendString(protowire.AppendTag(metadata, fieldType, protowire.BytesType), kind)
-	anyOf = protowire.AppendBytes(protowire.AppendTag(anyOf, fieldValue, protowire.BytesType), body)
-	out = protowire.AppendBytes(protowire.AppendTag(out, fieldMetadata, protowire.BytesType), metadata)
-	return protowire.AppendBytes(protowire.AppendTag(out, fieldBody, protowire.BytesType), anyOf)
+// appendPayload with a body in parts.
+func appendPayload(out []byte, kind string, body ...[]byte) []byte {
+	size := 0
+	for _, part := range body {
+		size += len(part)
+	}
+	value := protowire.SizeTag(fieldValue) + protowire.SizeBytes(size)
+	metadata := protowire.SizeTag(fieldType) + protowire.SizeBytes(len(kind))
+	out = slices.Grow(out, protowire.SizeTag(fieldMetadata)+protowire.SizeBytes(metadata)+protowire.SizeTag(fieldBody)+protowire.SizeBytes(value))
+	out = protowire.AppendTag(out, fieldMetadata, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(metadata))
+	out = protowire.AppendString(protowire.AppendTag(out, fieldType, protowire.BytesType), kind)
+	out = protowire.AppendTag(out, fieldBody, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(value))
+	out = protowire.AppendTag(out, fieldValue, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(size))
+	for _, part := range body {
+		out = append(out, part...)
+	}
+	return out
+}
+
+// withInfo is a message, which is an object of JSON that is not empty, with the serviceInfo of a service.
+type withInfo struct {
+	message any
+	info    []byte
+}
+
+// parts of the body.
+func (w withInfo) parts() ([][]byte, error) {
+	head, err := json.Marshal(w.message)
+	if err != nil {
+		return nil, err
+	}
+	return [][]byte{head[:len(head)-1], []byte(`,"serviceInfo":`), w.info, []byte("}")}, nil
 }

@@ -323,11 +323,20 @@ const annotationProtect = registry.GroupName + "/protect-threshold"
 
 // infoOf a listing, as the settings of its service have it.
 func (s *Server) infoOf(l *registry.Listing, clusters string, healthyOnly bool) *serviceInfo {
-	protect := 0.0
-	if object := s.serviceObject(l.Service); object != nil {
-		protect, _ = strconv.ParseFloat(object.Annotations[annotationProtect], 64) // 0: none
+	return infoOf(l, clusters, healthyOnly, s.protectOf(l.Service))
+}
+
+// protectOf a service is its protectThreshold.
+func (s *Server) protectOf(name registry.Service) float64 {
+	object := s.serviceObject(name)
+	if object == nil {
+		return 0
 	}
-	return infoOf(l, clusters, healthyOnly, protect)
+	protect, err := strconv.ParseFloat(object.Annotations[annotationProtect], 64)
+	if err != nil || protect != protect { // none: NaN is no key either
+		return 0
+	}
+	return protect
 }
 
 // serviceObject is the Service of Kubernetes; nil: there is none.
