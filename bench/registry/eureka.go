@@ -96,3 +96,8 @@ func (c *eurekaClient) follow(string, func(func(int) bool, time.Time)) error {
 func (c *eurekaClient) delta() ([]byte, error) {
 	return c.do(http.MethodGet, "apps/delta", "", http.StatusOK)
 }
+
+func (c *eurekaClient) list() (int, error) {
+	text, err := c.do(http.MethodGet, "apps", "", http.StatusOK)
+	return len(text), err
+}

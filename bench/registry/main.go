@@ -3,7 +3,7 @@
 // speaks to both, and they take turns, so that what disturbs one disturbs both: ratios hold where times do
 // not.
 //
-//	go run . [-smoke] [-only rates,push,profile,memory,listing,staleness] [-protocols nacos,zookeeper,eureka]
+//	go run . [-smoke] [-only push,rates,profile,memory,staleness] [-protocols nacos,zookeeper,eureka]
 //	         [-rounds 5] [-for 3s] [-instances 100000] [-clients 10000] [-binary FILE] [-peers FOLDER]
 //
 // Ours is a real control plane on SQLite, whose answers to a registration mean that it is durable. The peers
@@ -37,7 +37,7 @@ type plan struct {
 	subscribers []int
 	// changes that subscribers are told of.
 	changes int
-	// instances of memory and listing; clients and seconds of the profile.
+	// instances of memory; clients and seconds of the profile.
 	instances, clients int
 	profile            time.Duration
 	// registrations, queries, publishes and reads each second of the profile.
@@ -45,6 +45,8 @@ type plan struct {
 	// pollers of staleness, and how often an instance is registered for them.
 	pollers, events int
 	settle          time.Duration
+	// fetch is the interval of clients of Eureka at their defaults, fetchTuned of those that want to know sooner.
+	fetch, fetchTuned time.Duration
 
 	protocols           []string
 	binary, peers, heap string
@@ -55,11 +57,12 @@ var (
 	full = plan{
 		rounds: 5, slice: 3 * time.Second, workers: 64, subscribers: []int{1, 100, 1000}, changes: 20, instances: 100_000, clients: 10_000,
 		profile: 10 * time.Second, registrations: 5000, queries: 10_000, publishes: 500, reads: 10_000, pollers: 30, events: 12,
-		settle: 30 * time.Second, heap: "2g",
+		settle: 30 * time.Second, fetch: 30 * time.Second, fetchTuned: 5 * time.Second, heap: "2g",
 	}
 	smoke = plan{
 		rounds: 1, slice: time.Second / 4, workers: 4, subscribers: []int{1, 5}, changes: 2, instances: 200, clients: 20,
-		profile: time.Second, registrations: 50, queries: 100, publishes: 10, reads: 100, pollers: 2, events: 1, settle: time.Second / 2, heap: "256m",
+		profile: time.Second, registrations: 50, queries: 100, publishes: 10, reads: 100, pollers: 2, events: 1, settle: time.Second / 2,
+		fetch: time.Second, fetchTuned: time.Second / 4, heap: "256m",
 	}
 )
 
@@ -70,7 +73,7 @@ type part struct {
 }
 
 func parts() []part {
-	return []part{{"push", measurePush}, {"rates", measureRates}, {"profile", measureProfile}, {"memory", measureMemory}}
+	return []part{{"push", measurePush}, {"rates", measureRates}, {"profile", measureProfile}, {"memory", measureMemory}, {"staleness", measureStaleness}}
 }
 
 func main() {
@@ -81,7 +84,7 @@ func main() {
 	rounds := flag.Int("rounds", 0, "rounds of rates; 0: 5")
 	slice := flag.Duration("for", 0, "how long a server is loaded at a time, of rates; 0: 3s")
 	profile := flag.Duration("profile", 0, "how long the profile lasts; 0: 10s")
-	instances := flag.Int("instances", 0, "instances of memory and listing; 0: 100,000")
+	instances := flag.Int("instances", 0, "instances of memory; 0: 100,000")
 	clients := flag.Int("clients", 0, "clients of the profile; 0: 10,000")
 	env := flag.String("env", "", "NAME=VALUE,… for our process, as GOGC=50")
 	flag.StringVar(&p.binary, "binary", "", "control plane; empty: bin/proxima of the repository")

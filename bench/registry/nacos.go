@@ -204,3 +204,8 @@ func (r *nacosRegistry) follow(service string, changed func(func(int) bool, time
 	r.mu.Unlock()
 	return r.subscribe(service)
 }
+
+func (c *nacosClient) list() (int, error) {
+	out, err := c.ask("ServiceListRequest", []byte(`{"requestId":"1","namespace":"public","serviceName":"","groupName":"DEFAULT_GROUP","pageNo":1,"pageSize":100000,"selector":"","module":"naming"}`))
+	return len(out), err
+}

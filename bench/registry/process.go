@@ -163,8 +163,12 @@ func startZooKeeper(ctx context.Context, p plan) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	lib := filepath.Join(p.peers, "zookeeper-3.8.4")
+	if _, err := os.Stat(lib); err != nil {
+		return nil, err
+	}
 	config := fmt.Sprintf(`printf 'tickTime=2000\ndataDir=%%s/data\nclientPort=%d\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\nmaxClientCnxns=0\n' {dir} >zoo.cfg
-exec java -Xmx%s -cp '%s/zookeeper-3.8.4/*' org.apache.zookeeper.server.ZooKeeperServerMain zoo.cfg`, ports[0], p.heap, p.peers)
+exec java -Xmx%s -cp '%s/*' org.apache.zookeeper.server.ZooKeeperServerMain zoo.cfg`, ports[0], p.heap, lib)
 	out, err := launch(ctx, "ZooKeeper", at(ports[0]), nil, "sh", "-c", config)
 	if err != nil {
 		return nil, err
@@ -179,7 +183,15 @@ func startEureka(ctx context.Context, p plan, tuned bool) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	name, args := "Eureka", []string{"-Xmx" + p.heap, "-jar", filepath.Join(p.peers, "eureka-server-4.2.0", "eureka-server.jar"), "--server.port=" + strconv.Itoa(ports[0]), "--server.address=127.0.0.1"}
+	lib := filepath.Join(p.peers, "eureka-server-4.2.0")
+	if _, err := os.Stat(lib); err != nil {
+		return nil, err
+	}
+	name := "Eureka"
+	args := []string{
+		"-Xmx" + p.heap, "-cp", lib + "/*:" + lib, "dev.proxima.EurekaServer", "--server.port=" + strconv.Itoa(ports[0]), "--server.address=127.0.0.1",
+		"--eureka.client.register-with-eureka=false", "--eureka.client.fetch-registry=false", "--spring.application.name=eureka",
+	}
 	if tuned {
 		name = "Eureka, tuned"
 		args = append(args, "--eureka.server.use-read-only-response-cache=false")

@@ -97,3 +97,12 @@ func (c *zookeeperClient) follow(service string, changed func(func(int) bool, ti
 	}()
 	return nil
 }
+
+func (c *zookeeperClient) list() (int, error) {
+	names, _, err := c.conn.Children("/services")
+	size := 0
+	for _, n := range names {
+		size += len(n) + 4 // its length is before it
+	}
+	return size, err
+}
