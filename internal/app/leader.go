@@ -45,6 +45,8 @@ type controllers struct {
 	rules    *ruleset.Rules
 	// secrets that external services refer to.
 	secrets *credential.Source
+	// registries that are served; nil: none are. It is set before a term begins.
+	registries *registries
 	// count asks agents for open connections; it is set before a term begins.
 	count drain.Counter
 	// reader answers questions about plans while this instance does not lead.

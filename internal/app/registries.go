@@ -54,6 +54,8 @@ type registryPort struct {
 type registries struct {
 	core  *registry.Core
 	ports []*registryPort
+	// machineID of this machine.
+	machineID string
 }
 
 // checkRegistries refuses ports for registries where there is nothing to serve them from.
@@ -87,7 +89,7 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens), Local: new(machine.Interfaces).Has},
 		Meters:  registry.NewMeters(s.metrics), Client: a.client, Namespaces: cfg.Registries.Namespaces, Logger: log,
 	}
-	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core)}
+	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core), machineID: s.machineID}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -247,11 +249,14 @@ func (c *controllers) runRegistered(ctx context.Context) error {
 
 // runDubbo keeps the metadata of applications of Dubbo, where registries are served.
 func (c *controllers) runDubbo(ctx context.Context) error {
-	if !c.cfg.Registries.on() {
+	if c.registries == nil {
 		<-ctx.Done()
 		return nil
 	}
-	return dubbo.New(dubbo.Config{Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "metadata of dubbo")}).Run(ctx)
+	return dubbo.New(dubbo.Config{
+		Client: c.client, Catalog: c.instance.catalog, MachineID: c.registries.machineID, Meters: c.registries.core.Meters,
+		Logger: c.log.With("component", "metadata of dubbo"),
+	}).Run(ctx)
 }
 
 // running are the names of the instances that run; nil: there is this one alone.

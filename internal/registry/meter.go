@@ -14,6 +14,7 @@ type Meters struct {
 	requests *prometheus.CounterVec
 	pushes   *prometheus.CounterVec
 	lag      *prometheus.HistogramVec
+	metadata *prometheus.CounterVec
 
 	mu    sync.Mutex
 	state map[Protocol]*Status
@@ -57,9 +58,12 @@ func NewMeters(r prometheus.Registerer) *Meters {
 			Name: "proxima_registry_push_seconds", Help: "From a change in the tables to the message to a client.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
 		}, []string{"protocol"}),
+		metadata: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "proxima_registry_metadata_fetches_total", Help: "Providers of Dubbo that were asked for the metadata of their revision, by outcome: ok or failed.",
+		}, []string{"outcome"}),
 	}
 	if r != nil {
-		r.MustRegister(m.clients, m.requests, m.pushes, m.lag)
+		r.MustRegister(m.clients, m.requests, m.pushes, m.lag, m.metadata)
 	}
 	return m
 }
@@ -99,11 +103,7 @@ func (m *Meters) Client(p Protocol, n int) {
 
 // Request counts a request, and whether it failed by the client's fault or ours.
 func (m *Meters) Request(p Protocol, err error) {
-	outcome := "ok"
-	if err != nil {
-		outcome = "failed"
-	}
-	m.requests.WithLabelValues(string(p), outcome).Inc()
+	m.requests.WithLabelValues(string(p), outcomeOf(err)).Inc()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.of(p)
@@ -112,6 +112,16 @@ func (m *Meters) Request(p Protocol, err error) {
 		s.Failed++
 	}
 }
+
+func outcomeOf(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "ok"
+}
+
+// Metadata counts a provider of Dubbo that was asked for its metadata.
+func (m *Meters) Metadata(err error) { m.metadata.WithLabelValues(outcomeOf(err)).Inc() }
 
 // Push counts a change that a client was told of, after a time.
 func (m *Meters) Push(p Protocol, after time.Duration) {

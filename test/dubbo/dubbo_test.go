@@ -3,6 +3,7 @@ package dubbo
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -257,20 +258,60 @@ func TestService(t *testing.T) {
 // The control plane asks a provider for its metadata; a consumer that comes later reads them there, and does
 // not ask the provider, whose answers a failure would lose.
 func TestMetadata(t *testing.T) {
-	c := newControl(t)
+	for _, test := range []struct {
+		name string
+		application
+		version string // of the MetadataService; empty: as the provider registers it
+	}{
+		{"by default", application{}, "1.0.0"},
+		{"protocol dubbo", application{Protocol: "dubbo", MetadataProtocol: "dubbo"}, "1.0.0"},
+		{"Triple", application{MetadataProtocol: "tri"}, "2.0.0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newControl(t)
+			p := test.application
+			p.Role, p.Name, p.Registry, p.Mode, p.Port, p.Reply = "provider", "orders", c.address(), "service", freePort(t), "first"
+			if p.MetadataProtocol != "" {
+				p.MetadataPort = freePort(t)
+			}
+			start(t, p)
+			c.metadataStored(test.version)
+			consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service", Protocol: p.Protocol})
+			consumer.until(0, "first greets")
+			if n := consumer.count("metadata.MetadataService"); n > 0 {
+				t.Errorf("the consumer asked the provider for its metadata: %d lines of its log are of it", n)
+			}
+		})
+	}
+}
+
+// metadataStored waits until the metadata of the provider are stored, which has a MetadataService of a version.
+func (c *control) metadataStored(version string) {
+	c.t.Helper()
+	c.Eventually("its metadata are stored", func() bool {
+		l := c.Index.Listing(core.Service{Namespace: "default", Name: "orders"}, "")
+		return len(l.Instances) > 0 && l.Instances[0].Metadata["meta-v"] == version && l.Instances[0].Metadata[core.KeyStorage] == core.StorageRemote
+	})
+}
+
+// Providers that have both MetadataServices by Triple are asked by the older one, too, where they name that.
+func TestMetadataOlderTriple(t *testing.T) {
+	from, c := newControl(t), newControl(t)
 	start(t, application{
-		Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: freePort(t), Reply: "first",
+		Role: "provider", Name: "orders", Registry: from.address(), Mode: "service", Port: freePort(t), Reply: "first",
 		MetadataProtocol: "tri", MetadataPort: freePort(t),
 	})
-	listing := func() *core.Listing { return c.Index.Listing(core.Service{Namespace: "default", Name: "orders"}, "") }
-	c.Eventually("its metadata are stored", func() bool {
-		l := listing()
-		return len(l.Instances) == 1 && l.Instances[0].Metadata[core.KeyStorage] == core.StorageRemote
-	})
-	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service"})
-	consumer.until(0, "first greets")
-	if n := consumer.count("MetadataServiceV2"); n > 0 {
-		t.Errorf("the consumer asked the provider for its metadata: %d lines of its log are of it", n)
+	from.metadataStored("2.0.0")
+	in := *from.Index.Registered(core.Service{Namespace: "default", Name: "orders"})[0]
+	in.Metadata, in.Ephemeral = maps.Clone(in.Metadata), false
+	in.Metadata["meta-v"] = "1.0.0"
+	if err := c.Registrar.Put(t.Context(), &in, core.User{Admin: true, Local: true}); err != nil {
+		t.Fatal(err)
+	}
+	c.metadataStored("1.0.0")
+	entry := core.ConfigKey{Namespace: "default", Group: in.Metadata[core.KeyRevision], DataID: "orders"}
+	if older, newer := c.Configs.Get(entry).Spec.Content, from.Configs.Get(entry).Spec.Content; older != newer {
+		t.Errorf("the metadata are\n%s\nby version 1 and\n%s\nby version 2", older, newer)
 	}
 }
 

@@ -3,9 +3,12 @@ package dubbo
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,8 +31,12 @@ const Tag = "dubbo-metadata"
 type Config struct {
 	Client  resource.Client
 	Catalog *catalog.Catalog
-	Clock   clock.WithTicker // nil: the real one
-	Logger  *slog.Logger     // nil: discard
+	// MachineID of this machine (package machine): providers with loopback addresses are asked if they are on
+	// it; empty: they are not.
+	MachineID string
+	Meters    *registry.Meters // nil: nothing is counted
+	Clock     clock.WithTicker // nil: the real one
+	Logger    *slog.Logger     // nil: discard
 }
 
 // Controller writes the entries. One runs at a time. Make it with New.
@@ -37,15 +44,24 @@ type Controller struct {
 	Config
 	configs  *registry.Configs
 	services *loop.Loop
-	// instances are asked for the metadata of their revisions; asked are those that are at present.
+	// instances are asked for the metadata of their revisions.
 	instances *loop.Loop
-	asked     sync.Map // of registry.ConfigKey
+	asked     slots
 	// offers are those of other zones.
 	offers *loop.Loop
 }
 
-// patience is how long a provider has to answer.
-const patience = 5 * time.Second
+const (
+	// patience is how long a provider has to answer.
+	patience = 5 * time.Second
+	// maxAsked providers are asked at a time, of which maxAskedOfNamespace are of one namespace: what does not
+	// answer there keeps no other waiting.
+	maxAsked            = 16
+	maxAskedOfNamespace = 8
+	// maxStored is how many bytes of metadata that providers were asked for a namespace may have. Consumers ask
+	// the providers of more.
+	maxStored = 64 << 20
+)
 
 // New makes the controller; Run starts it.
 func New(c Config) *Controller {
@@ -57,7 +73,9 @@ func New(c Config) *Controller {
 	}
 	out := &Controller{Config: c, configs: registry.NewConfigs(c.Client, c.Catalog, c.Logger)}
 	out.services = loop.New(loop.Config{What: "service of dubbo", Sync: out.syncService, Window: -1, Clock: c.Clock, Logger: c.Logger})
-	out.instances = loop.New(loop.Config{What: "instance of dubbo", Sync: out.syncInstance, Window: -1, Clock: c.Clock, Logger: c.Logger})
+	out.instances = loop.New(loop.Config{
+		What: "instance of dubbo", Sync: out.syncInstance, Window: -1, Workers: maxAsked, Clock: c.Clock, Logger: c.Logger,
+	})
 	out.offers = loop.New(loop.Config{What: "application of dubbo in another zone", Sync: out.syncOffer, Window: -1, Clock: c.Clock, Logger: c.Logger})
 	return out
 }
@@ -72,7 +90,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	})
 	running.Go(func() {
-		if err := c.instances.Run(following, c.Catalog, c.dispatchInstances, catalog.Dataplanes); err != nil {
+		if err := c.instances.Run(following, c.Catalog, c.dispatchInstances, catalog.Dataplanes, catalog.RegistryConfigs); err != nil {
 			c.Logger.Error("follow instances", "error", err)
 		}
 	})
@@ -87,12 +105,23 @@ func (c *Controller) Run(ctx context.Context) error {
 	return c.services.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.RegistryConfigs)
 }
 
-// dispatchInstances queues the instances that are new, or of another revision.
+// dispatchInstances queues the instances that are new, or of another revision, and those whose metadata are
+// stored no more.
 func (c *Controller) dispatchInstances(d catalog.Delta) {
 	for _, change := range d.Dataplanes {
 		if registry.Registered(change.New) && (change.Old == nil ||
 			change.Old.Annotations[registry.AnnotationInstance] != change.New.Annotations[registry.AnnotationInstance]) {
 			c.instances.Add(change.Key)
+		}
+	}
+	for _, change := range d.RegistryConfigs {
+		if change.New != nil || change.Old == nil || !slices.Contains(change.Old.Spec.Tags, Tag) {
+			continue
+		}
+		for key, o := range d.After.Dataplanes.Namespace(change.Key.Namespace) {
+			if strings.Contains(o.Annotations[registry.AnnotationInstance], change.Old.Spec.Group) {
+				c.instances.Add(key)
+			}
 		}
 	}
 }
@@ -109,26 +138,110 @@ func (c *Controller) syncInstance(ctx context.Context, key resource.Key) error {
 		return nil //nolint:nilerr // the index says so
 	}
 	revision := in.Metadata[registry.KeyRevision]
-	at, ok := endpointOf(in)
-	if !ok || revision == "" || revision == "0" {
+	if revision == "" || revision == "0" || len(revision) > maxRevision {
 		return nil
 	}
 	entry := registry.ConfigKey{Namespace: key.Namespace, Group: revision, DataID: in.Service.Name}
 	if c.configs.Get(entry) != nil {
 		return nil
 	}
-	if _, busy := c.asked.LoadOrStore(entry, struct{}{}); busy {
-		c.instances.AddAfter(key, time.Second) // another instance of the revision is asked
+	machine := d.Annotations[meshv1alpha1.AnnotationMachineID]
+	at, how, err := serviceOfInstance(in, machine != "" && machine == c.MachineID)
+	switch {
+	case errors.Is(err, errNoService):
+		return nil
+	case err != nil:
+		c.Logger.Warn("a provider of dubbo is not asked for its metadata: its consumers ask it", "application", in.Service.String(), "instance", key.String(), "error", err)
+		return nil
+	case c.stored(key.Namespace) >= maxStored:
+		c.Logger.Warn("a namespace has too many metadata of dubbo: consumers ask the providers for more", "namespace", key.Namespace,
+			"application", in.Service.String(), "bytes", maxStored)
 		return nil
 	}
-	defer c.asked.Delete(entry)
+	if !c.asked.take(entry, key) {
+		c.instances.AddAfter(key, patience) // those that wait before it may need none, and wake nothing then
+		return nil
+	}
+	defer func() {
+		for _, waited := range c.asked.free(entry) {
+			c.instances.Add(waited)
+		}
+	}()
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	m, err := fetch(asking, at, in.Service.Name, revision)
+	m, err := how(asking, at, in.Service.Name, revision)
+	if err == nil {
+		err = check(m, in.Service.Name, revision)
+	}
+	if c.Meters != nil && ctx.Err() == nil {
+		c.Meters.Metadata(err)
+	}
 	if err != nil {
 		return fmt.Errorf("fetch metadata of revision %.40s of application %s from %s: %w", revision, in.Service.Name, at, err)
 	}
 	return c.write(ctx, key.Namespace, m, "of a provider")
+}
+
+// stored is how many bytes a namespace has of the metadata that this package wrote.
+func (c *Controller) stored(namespace string) (n int) {
+	for _, o := range c.Catalog.Snapshot().RegistryConfigs.Namespace(namespace) {
+		if slices.Contains(o.Spec.Tags, Tag) {
+			n += len(o.Spec.Content)
+		}
+	}
+	return n
+}
+
+// slots are the providers that are asked at present, and the instances that wait for them: those of a revision that
+// is asked for already, and those of a namespace that has no slot left. The zero value is ready to use; safe for
+// concurrent use.
+type slots struct {
+	mu       sync.Mutex
+	revision map[registry.ConfigKey]map[resource.Key]struct{}
+	count    map[string]int
+	waiting  map[string]map[resource.Key]struct{}
+}
+
+// take a slot for an instance. Without one left, it waits.
+func (s *slots) take(entry registry.ConfigKey, instance resource.Key) (ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.revision == nil {
+		s.revision, s.count, s.waiting = map[registry.ConfigKey]map[resource.Key]struct{}{}, map[string]int{}, map[string]map[resource.Key]struct{}{}
+	}
+	if same, asked := s.revision[entry]; asked {
+		same[instance] = struct{}{}
+		return false
+	}
+	if s.count[entry.Namespace] >= maxAskedOfNamespace {
+		if s.waiting[entry.Namespace] == nil {
+			s.waiting[entry.Namespace] = map[resource.Key]struct{}{}
+		}
+		s.waiting[entry.Namespace][instance] = struct{}{}
+		return false
+	}
+	s.revision[entry] = map[resource.Key]struct{}{}
+	s.count[entry.Namespace]++
+	return true
+}
+
+// free the slot. It returns the instances that wait no more.
+func (s *slots) free(entry registry.ConfigKey) []resource.Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := slices.Collect(maps.Keys(s.revision[entry]))
+	delete(s.revision, entry)
+	if s.count[entry.Namespace]--; s.count[entry.Namespace] == 0 {
+		delete(s.count, entry.Namespace)
+	}
+	for next := range s.waiting[entry.Namespace] {
+		out = append(out, next)
+		if delete(s.waiting[entry.Namespace], next); len(s.waiting[entry.Namespace]) == 0 {
+			delete(s.waiting, entry.Namespace)
+		}
+		break
+	}
+	return out
 }
 
 // dispatch queues the Services whose entries may not be what they should be.

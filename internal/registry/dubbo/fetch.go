@@ -3,13 +3,12 @@ package dubbo
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -20,52 +19,102 @@ import (
 const (
 	keyServiceParams  = "dubbo.metadata-service.url-params"
 	keyServiceVersion = "meta-v"
-	serviceVersion2   = "2.0.0"
 )
 
 const (
-	// methodV2 is that of metadata_service_v2.proto of Dubbo.
-	methodV2 = "/org.apache.dubbo.metadata.MetadataServiceV2/GetMetadataInfo"
-	// maxMetadata is the most that a provider may answer, in bytes: that of an entry of the configuration.
-	maxMetadata = 1 << 20
+	protocolDubbo  = "dubbo"
+	protocolTriple = "tri"
+	// minPort is the least one that is connected to: below are those of services of the system, which a client
+	// could have the control plane speak to.
+	minPort = 1024
+	// maxServices is the most that an application may have.
+	maxServices = 4096
+	// maxRevision in bytes. That of dubbo-go has 128.
+	maxRevision = 512
 )
 
-// endpointOf the MetadataServiceV2 of an instance; ok is false if it has none: it is of another version,
-// or of another protocol than Triple.
-func endpointOf(in *registry.Instance) (at netip.AddrPort, ok bool) {
-	if in.Metadata[keyServiceVersion] != serviceVersion2 {
-		return at, false
-	}
-	var params map[string]string
-	if json.Unmarshal([]byte(in.Metadata[keyServiceParams]), &params) != nil || params["protocol"] != "tri" {
-		return at, false
+// errNoService: the instance names no MetadataService.
+var errNoService = errors.New("the instance names no MetadataService")
+
+// ask a MetadataService at an address for the metadata of a revision.
+type ask func(ctx context.Context, at netip.AddrPort, application, revision string) (*registry.ApplicationMetadata, error)
+
+// serviceOfInstance is the MetadataService of an instance, and how it is asked. It is at the address of the
+// instance, whatever else the metadata say: loopback addresses only if it is on this machine.
+func serviceOfInstance(in *registry.Instance, onThisMachine bool) (at netip.AddrPort, how ask, err error) {
+	params := paramsOf(in.Metadata[keyServiceParams])
+	if params == nil {
+		return at, nil, errNoService
 	}
 	port, err := strconv.ParseUint(params["port"], 10, 16)
-	return netip.AddrPortFrom(in.Address, uint16(port)), err == nil && port != 0
+	address := in.Address.Unmap()
+	switch {
+	case err != nil || port < minPort:
+		return at, nil, fmt.Errorf("port %.20q of its MetadataService is not from %d to %d", params["port"], minPort, math.MaxUint16)
+	case address.IsLoopback() && !onThisMachine:
+		return at, nil, fmt.Errorf("address %s is of another machine", address)
+	case !address.IsLoopback() && !address.IsGlobalUnicast():
+		return at, nil, fmt.Errorf("address %s is not one of a machine", address)
+	}
+	at = netip.AddrPortFrom(address, uint16(port))
+	switch protocol := params["protocol"]; {
+	case protocol == protocolTriple && in.Metadata[keyServiceVersion] == version2:
+		return at, tripleV2, nil
+	case protocol == protocolTriple:
+		return at, tripleV1, nil
+	case protocol == protocolDubbo:
+		return at, dubboV1, nil
+	default:
+		return at, nil, fmt.Errorf("protocol %.20q of its MetadataService is neither %s nor %s", protocol, protocolTriple, protocolDubbo)
+	}
 }
 
-// fetch the metadata of a revision from a provider.
-func fetch(ctx context.Context, at netip.AddrPort, application, revision string) (*registry.ApplicationMetadata, error) {
-	conn, err := grpc.NewClient("passthrough:///"+at.String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawgrpc.Codec{}), grpc.MaxCallRecvMsgSize(maxMetadata)))
-	if err != nil {
-		return nil, err
+// paramsOf a MetadataService: an object of strings, or, until Dubbo 2.7.9, one for each protocol.
+func paramsOf(text string) map[string]string {
+	var flat map[string]string
+	if json.Unmarshal([]byte(text), &flat) == nil && flat["port"] != "" {
+		return flat
 	}
-	defer func() { _ = conn.Close() }()
-	in, out := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), revision), []byte(nil)
-	ctx = metadata.AppendToOutgoingContext(ctx, "tri-service-group", application, "tri-service-version", serviceVersion2)
-	if err := conn.Invoke(ctx, methodV2, &in, &out); err != nil {
-		return nil, err
+	var nested map[string]map[string]string
+	if json.Unmarshal([]byte(text), &nested) != nil {
+		return nil
 	}
-	m, err := decode(out)
+	for _, protocol := range []string{protocolDubbo, protocolTriple} {
+		if params := nested[protocol]; params["port"] != "" {
+			params["protocol"] = protocol
+			return params
+		}
+	}
+	return nil
+}
+
+// check what a provider answered, and complete it.
+func check(m *registry.ApplicationMetadata, application, revision string) error {
 	switch {
-	case err != nil:
-		return nil, err
 	case m.Application != application:
-		return nil, fmt.Errorf("it has metadata of application %.100q", m.Application)
+		return fmt.Errorf("it has metadata of application %.100q", m.Application)
+	case len(m.Services) > maxServices:
+		return fmt.Errorf("it has %d services; at most %d are stored", len(m.Services), maxServices)
+	}
+	ports := map[string]int32{}
+	several := false // one protocol is served at several ports
+	for key, s := range m.Services {
+		if s.Name == "" || s.Protocol == "" {
+			return fmt.Errorf("its service %.100q has no name or no protocol", key)
+		}
+		if port, ok := ports[s.Protocol]; ok && port != s.Port {
+			several = true
+		}
+		ports[s.Protocol] = s.Port
+	}
+	if !several { // the endpoints of an instance say where it is, which may be elsewhere for consumers of another site
+		for key, s := range m.Services {
+			s.Port = 0
+			m.Services[key] = s
+		}
 	}
 	m.Revision = revision
-	return m, nil
+	return nil
 }
 
 // decode a MetadataInfoV2: app = 1, services = 3, a map of ServiceInfoV2.
@@ -87,8 +136,8 @@ func decode(b []byte) (*registry.ApplicationMetadata, error) {
 	return m, err
 }
 
-// decodeService reads an entry of the map: name = 1, group = 2, version = 3, protocol = 4, path = 6,
-// params = 7. The port (5) is that of the instance.
+// decodeService reads an entry of the map: name = 1, group = 2, version = 3, protocol = 4, port = 5,
+// path = 6, params = 7.
 func decodeService(b []byte) (key string, s registry.RPCService, err error) {
 	s.Params = map[string]string{}
 	err = rawgrpc.Fields(b, func(number protowire.Number, value []byte) error {
@@ -97,6 +146,13 @@ func decodeService(b []byte) (key string, s registry.RPCService, err error) {
 		}
 		if number != 2 {
 			return nil
+		}
+		port, err := rawgrpc.Uint(value, 5)
+		if err != nil {
+			return err
+		}
+		if port <= math.MaxUint16 {
+			s.Port = int32(port)
 		}
 		return rawgrpc.Fields(value, func(number protowire.Number, value []byte) error {
 			switch number {

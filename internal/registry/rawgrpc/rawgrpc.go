@@ -56,3 +56,24 @@ func Fields(b []byte, f func(number protowire.Number, value []byte) error) error
 	}
 	return nil
 }
+
+// Uint is the number in a field of a message, as the last one that has it; 0: none has.
+func Uint(b []byte, field protowire.Number) (out uint64, err error) {
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return 0, ErrMalformed
+		}
+		b = b[n:]
+		if number == field && kind == protowire.VarintType {
+			out, n = protowire.ConsumeVarint(b)
+		} else {
+			n = protowire.ConsumeFieldValue(number, kind, b)
+		}
+		if n < 0 {
+			return 0, ErrMalformed
+		}
+		b = b[n:]
+	}
+	return out, nil
+}

@@ -29,6 +29,9 @@ const (
 	ShopToken = "shop"
 )
 
+// machineID of the machine of a Plane.
+const machineID = "m-1"
+
 // Plane is the part of a control plane that registries need.
 type Plane struct {
 	*registry.Core
@@ -60,7 +63,7 @@ func (p *Plane) start() {
 	log := slog.New(slog.DiscardHandler)
 	tables := catalog.New(catalog.Config{Client: p.Client, Descriptors: kind.All()})
 	p.Core = &registry.Core{
-		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", MachineID: "m-1", Grace: time.Minute}),
+		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", MachineID: machineID, Grace: time.Minute}),
 		Index:     registry.NewIndex(registry.IndexConfig{Catalog: tables}),
 		Configs:   registry.NewConfigs(p.Client, tables, log),
 		Gate: &registry.Gate{Anonymous: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Check: func(_ context.Context, token string) (registry.User, error) {
@@ -74,7 +77,7 @@ func (p *Plane) start() {
 		}},
 		Meters: registry.NewMeters(nil), Client: p.Client, Namespaces: registry.Namespaces{}, Logger: log,
 	}
-	p.dubbo = dubbo.New(dubbo.Config{Client: p.Client, Catalog: tables, Logger: log})
+	p.dubbo = dubbo.New(dubbo.Config{Client: p.Client, Catalog: tables, MachineID: machineID, Meters: p.Meters, Logger: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{tables.Run, p.Registrar.Run, p.Index.Run, p.Configs.Run, p.dubbo.Run} {
