@@ -24,9 +24,6 @@ import (
 // groupMapping has the mappings from interfaces to applications.
 const groupMapping = "mapping"
 
-// Tag is on the entries of metadata that this package writes.
-const Tag = "dubbo-metadata"
-
 // Config of a Controller. Client and Catalog are required.
 type Config struct {
 	Client  resource.Client
@@ -115,7 +112,7 @@ func (c *Controller) dispatchInstances(d catalog.Delta) {
 		}
 	}
 	for _, change := range d.RegistryConfigs {
-		if change.New != nil || change.Old == nil || !slices.Contains(change.Old.Spec.Tags, Tag) {
+		if change.New != nil || change.Old == nil || !slices.Contains(change.Old.Spec.Tags, registry.TagMetadata) {
 			continue
 		}
 		for key, o := range d.After.Dataplanes.Namespace(change.Key.Namespace) {
@@ -185,7 +182,7 @@ func (c *Controller) syncInstance(ctx context.Context, key resource.Key) error {
 // stored is how many bytes a namespace has of the metadata that this package wrote.
 func (c *Controller) stored(namespace string) (n int) {
 	for _, o := range c.Catalog.Snapshot().RegistryConfigs.Namespace(namespace) {
-		if slices.Contains(o.Spec.Tags, Tag) {
+		if slices.Contains(o.Spec.Tags, registry.TagMetadata) {
 			n += len(o.Spec.Content)
 		}
 	}
@@ -295,11 +292,11 @@ func (c *Controller) write(ctx context.Context, namespace string, m *registry.Ap
 	user := registry.User{Admin: true}
 	key := registry.ConfigKey{Namespace: namespace, Group: m.Revision, DataID: m.Application}
 	err = c.configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
-		if exists && !slices.Contains(spec.Tags, Tag) {
+		if exists && !slices.Contains(spec.Tags, registry.TagMetadata) {
 			return nil // a provider has published it
 		}
 		spec.Content, spec.Type, spec.Application = string(content), "json", m.Application
-		spec.Description, spec.Tags = "metadata "+from, []string{Tag}
+		spec.Description, spec.Tags = "metadata "+from, []string{registry.TagMetadata}
 		return nil
 	})
 	if err != nil {

@@ -100,7 +100,9 @@ func TestCheck(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	var s slots
-	entry := func(group string) registry.ConfigKey { return registry.ConfigKey{Namespace: "shop", Group: group, DataID: "orders"} }
+	entry := func(group string) registry.ConfigKey {
+		return registry.ConfigKey{Namespace: "shop", Group: group, DataID: "orders"}
+	}
 	instance := func(name string) resource.Key { return resource.Key{Namespace: "shop", Name: name} }
 	for i := range maxAskedOfNamespace {
 		if !s.take(entry(string(rune('a'+i))), instance("first")) {

@@ -47,7 +47,7 @@ func (g *garbage) sweep(s *catalog.Snapshot, now time.Time) (out []registry.Conf
 	next := map[registry.ConfigKey]time.Time{}
 	for _, o := range s.RegistryConfigs.All() {
 		key := registry.ConfigKey{Namespace: o.Namespace, Group: o.Spec.Group, DataID: o.Spec.DataID}
-		if _, ok := named[key]; ok || !slices.Contains(o.Spec.Tags, Tag) {
+		if _, ok := named[key]; ok || !slices.Contains(o.Spec.Tags, registry.TagMetadata) {
 			continue
 		}
 		since, ok := g.since[key]

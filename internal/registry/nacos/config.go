@@ -123,12 +123,18 @@ func (s *Server) publishConfig(ctx context.Context, user registry.User, r *confi
 	})
 }
 
+// removeConfig, or answer that it is removed where instances need it still (registry.Core.Withdraw): clients of
+// Dubbo that end remove what their replicas use.
 func (s *Server) removeConfig(ctx context.Context, user registry.User, named *configNamed) error {
 	key, err := named.key(s.core.Namespaces)
 	if err != nil {
 		return err
 	}
-	if err := s.core.Configs.Delete(ctx, user, key); err != nil && !errors.Is(err, registry.ErrNotFound) {
+	kept, err := s.core.Withdraw(ctx, user, key)
+	if kept {
+		s.log.Debug("a client removes an entry that instances need: it stays until they are gone", "entry", key.String(), "user", user.String())
+	}
+	if err != nil && !errors.Is(err, registry.ErrNotFound) {
 		return err
 	}
 	return nil

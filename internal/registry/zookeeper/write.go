@@ -348,12 +348,13 @@ func (c *conn) delete(ctx context.Context, t *target, ch *change) (func(context.
 	case !n.own:
 		return nil, failed(codeNoAuth, "the instance came by another protocol: its client removes it")
 	}
+	kept := false // instances need it still: its client is told that it is deleted, and the node stays
 	if t.place == ofInstance {
 		err = c.server.core.Registrar.Remove(ctx, n.key, c.user)
 	} else {
-		err = c.server.core.Configs.Delete(ctx, c.user, t.entry)
+		kept, err = c.server.core.Withdraw(ctx, c.user, t.entry)
 	}
-	if err != nil {
+	if err != nil || kept {
 		return nil, err
 	}
 	err = c.tree.await(ctx, func() bool {
