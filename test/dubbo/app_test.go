@@ -32,14 +32,19 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// greeter is the interface that providers export.
-const greeter = "shop.Greeter"
+// The interfaces that providers export: by Triple, whose messages are those of Protocol Buffers, and by the
+// protocol dubbo, whose types are those of Hessian.
+const (
+	greeter      = "shop.Greeter"
+	plainGreeter = "shop.PlainGreeter"
+)
 
 // application is what a process of dubbo-go runs, as JSON in its argument.
 type application struct {
 	Role string // provider or consumer
 	Name string
-	// Registry is the address of Nacos, Mode how it is used: service, interface or all.
+	// Registry is the address of Nacos, or, with zookeeper:// before it, of ZooKeeper; Mode how it is used:
+	// service, interface or all.
 	Registry, Mode string
 	// Address and Port of a provider, and what it answers. An empty address is 127.0.0.1.
 	Address string
@@ -53,7 +58,12 @@ type application struct {
 	Protocol         string // dubbo; empty: Triple
 	// Rules: the consumer reads rules, from the registry.
 	Rules bool
+	// Interfaces is how many more interfaces a provider of the protocol dubbo exports.
+	Interfaces int
 }
+
+// zookeeper is what a registry's address begins with that is one of ZooKeeper.
+const zookeeper = "zookeeper://"
 
 const argument = "-application="
 
@@ -84,13 +94,20 @@ func (a *application) registry() []registry.Option {
 	case "interface":
 		mode = registry.WithRegisterInterface()
 	}
+	if at, ok := strings.CutPrefix(a.Registry, zookeeper); ok {
+		return []registry.Option{registry.WithZookeeper(), registry.WithAddress(at), mode}
+	}
 	return []registry.Option{registry.WithNacos(), registry.WithAddress(a.Registry), mode}
 }
 
 func (a *application) run() {
 	options := []dubbo.InstanceOption{dubbo.WithName(a.Name), dubbo.WithRegistry(a.registry()...)}
 	if a.Rules {
-		options = append(options, dubbo.WithConfigCenter(config_center.WithNacos(), config_center.WithAddress(a.Registry), config_center.WithGroup("dubbo")))
+		center, at := config_center.WithNacos(), a.Registry
+		if address, ok := strings.CutPrefix(at, zookeeper); ok {
+			center, at = config_center.WithZookeeper(), address
+		}
+		options = append(options, dubbo.WithConfigCenter(center, config_center.WithAddress(at), config_center.WithGroup("dubbo")))
 	}
 	if a.Remote {
 		options = append(options, dubbo.WithRemoteMetadata())
@@ -127,7 +144,7 @@ func (p *PlainProvider) Greet(_ context.Context, name string) (string, error) {
 }
 
 // Reference names the interface.
-func (*PlainProvider) Reference() string { return greeter }
+func (*PlainProvider) Reference() string { return plainGreeter }
 
 type greeting interface {
 	Greet(context.Context, *wrapperspb.StringValue) (*wrapperspb.StringValue, error)
@@ -144,7 +161,10 @@ func (a *application) provide(instance *dubbo.Instance) {
 		fatal(err)
 	}
 	if a.Protocol == "dubbo" {
-		err = s.RegisterService(&PlainProvider{a.Reply}, server.WithInterface(greeter))
+		err = s.RegisterService(&PlainProvider{a.Reply}, server.WithInterface(plainGreeter))
+		for i := range a.Interfaces {
+			err = cmp.Or(err, s.RegisterService(&PlainProvider{a.Reply}, server.WithInterface(fmt.Sprintf("shop.Service%d", i))))
+		}
 	} else {
 		err = s.Register(&Provider{a.Reply}, &common.ServiceInfo{
 			InterfaceName: greeter, ServiceType: (*greeting)(nil),
@@ -191,7 +211,7 @@ func (a *application) consume(instance *dubbo.Instance) {
 
 func (a *application) call(c *client.Client) func(context.Context, string) (string, error) {
 	if a.Protocol == "dubbo" {
-		connection, err := c.Dial(greeter)
+		connection, err := c.Dial(plainGreeter)
 		if err != nil {
 			fatal(err)
 		}
@@ -220,6 +240,7 @@ type process struct {
 	t       *testing.T
 	command *exec.Cmd
 	log     string
+	what    string // for messages
 
 	mu    sync.Mutex
 	calls []string
@@ -231,27 +252,35 @@ type process struct {
 // what it knew beside the program, and reads it again.
 func start(t *testing.T, a application) *process {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dubbo-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "application")
-	if err := os.Link(self, program); err != nil {
-		if err := copyFile(program, self); err != nil {
-			t.Fatal(err)
-		}
 	}
 	text, err := json.Marshal(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, log: filepath.Join(dir, "output"), more: make(chan struct{}), ended: make(chan struct{})}
-	p.command = exec.Command(program, argument+string(text))
+	return launch(t, a.Role+" "+a.Name, func(dir string) *exec.Cmd {
+		program := filepath.Join(dir, "application")
+		if err := os.Link(self, program); err != nil {
+			if err := copyFile(program, self); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return exec.Command(program, argument+string(text))
+	})
+}
+
+// launch a program in a folder of its own until the test ends.
+func launch(t *testing.T, what string, command func(dir string) *exec.Cmd) *process {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dubbo-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := &process{t: t, what: what, log: filepath.Join(dir, "output"), more: make(chan struct{}), ended: make(chan struct{})}
+	p.command = command(dir)
 	p.command.Dir = dir
 	p.command.Env = append(os.Environ(), "HOME="+dir)
 	out, err := p.command.StdoutPipe()
@@ -275,7 +304,7 @@ func start(t *testing.T, a application) *process {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			p.showLog(a)
+			p.showLog()
 		}
 	})
 	return p
@@ -305,14 +334,14 @@ func (p *process) read(out io.Reader, log io.Writer) {
 
 // showLog prints the end of an application's log. The whole logs are written to the folder DUBBO_LOGS, if
 // it is set.
-func (p *process) showLog(a application) {
+func (p *process) showLog() {
 	b, _ := os.ReadFile(p.log)
 	const most = 3000
-	p.t.Logf("%s %s:\n%s", a.Role, a.Name, b[max(0, len(b)-most):])
+	p.t.Logf("%s:\n%s", p.what, b[max(0, len(b)-most):])
 	if dir := os.Getenv("DUBBO_LOGS"); dir != "" {
 		sdk, _ := os.ReadFile(filepath.Join(filepath.Dir(p.log), "log", "nacos-sdk.log"))
 		b = append(b, sdk...)
-		_ = os.WriteFile(filepath.Join(dir, filepath.Base(filepath.Dir(p.log))+"-"+a.Role), b, 0o600)
+		_ = os.WriteFile(filepath.Join(dir, filepath.Base(filepath.Dir(p.log))+"-"+strings.ReplaceAll(p.what, " ", "-")), b, 0o600)
 	}
 }
 

@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	zkclient "github.com/dubbogo/go-zookeeper/zk"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +24,7 @@ import (
 	core "github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
+	zk "github.com/proxima-mesh/proxima/internal/registry/zookeeper"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -28,7 +34,33 @@ type control struct {
 	*registrytest.Plane
 	t    *testing.T
 	port int
+	// zookeeper is the address of ZooKeeper's port, as applications name it.
+	zookeeper string
+	// sent is how many bytes the ports of Nacos have sent.
+	sent atomic.Int64
 	stop func()
+}
+
+// counted is a listener whose connections count what they send.
+type counted struct {
+	net.Listener
+	sent *atomic.Int64
+}
+
+func (l counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return countedConn{conn, l.sent}, err
+}
+
+type countedConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c countedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.sent.Add(int64(n))
+	return n, err
 }
 
 func newControl(t *testing.T) *control {
@@ -45,6 +77,12 @@ func newControl(t *testing.T) *control {
 	return nil
 }
 
+// serveZooKeeper, too.
+func (c *control) serveZooKeeper() *control {
+	c.zookeeper = zookeeper + c.Serve(zk.New(c.Core).Serve)
+	return c
+}
+
 // address of Nacos.
 func (c *control) address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)) }
 
@@ -58,7 +96,7 @@ func (c *control) serve() error {
 			}
 			return err
 		}
-		listeners = append(listeners, l)
+		listeners = append(listeners, counted{l, &c.sent})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -192,49 +230,110 @@ func TestProviderRestarts(t *testing.T) {
 	}
 }
 
-// Rules that an operator writes steer consumers, whichever way they come by: kubectl writes the object,
-// another client publishes to Nacos.
+// rule steers consumers to one of two providers.
+type rule struct {
+	what, dataID string
+	// content by which calls reach the provider at a port alone, and not the other one.
+	content func(only, other int) string
+}
+
+var rules = []rule{
+	{"conditions of a service", greeter + "::.condition-router", func(only, _ int) string {
+		return fmt.Sprintf("configVersion: v3.0\nscope: service\nforce: true\nenabled: true\nruntime: true\nkey: %s\nconditions:\n  - '=> port=%d'\n", greeter, only)
+	}},
+	{"conditions of an application", "orders.condition-router", func(only, _ int) string {
+		return fmt.Sprintf("configVersion: v3.0\nscope: application\nforce: true\nenabled: true\nruntime: true\nkey: orders\nconditions:\n  - '=> port=%d'\n", only)
+	}},
+	{"tags of an application", "orders.tag-router", func(_, other int) string {
+		return fmt.Sprintf("configVersion: v3.0\nforce: true\nenabled: true\nruntime: true\nkey: orders\ntags:\n  - name: gray\n    addresses: ['127.0.0.1:%d']\n", other)
+	}},
+}
+
+// Rules steer consumers, which discover by application: kubectl writes the object, and a client of the registry
+// publishes another rule instead.
 func TestRules(t *testing.T) {
-	c := newControl(t)
-	ports := []int{freePort(t), freePort(t)}
-	start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: ports[0], Reply: "first"})
-	start(t, application{Role: "provider", Name: "orders", Registry: c.address(), Mode: "service", Port: ports[1], Reply: "second"})
-	c.Eventually("the providers are there", func() bool { return c.providers() == 2 })
-	consumer := start(t, application{Role: "consumer", Name: "shop", Registry: c.address(), Mode: "service", Rules: true})
-	consumer.until(0, "first greets")
-	consumer.until(0, "second greets")
-	rule := func(port int) string {
-		return fmt.Sprintf("configVersion: v3.0\nscope: service\nforce: true\nenabled: true\nruntime: true\nkey: %s\nconditions:\n  - '=> port=%d'\n", greeter, port)
+	for _, registry := range []string{"nacos", "zookeeper"} {
+		t.Run(registry, func(t *testing.T) {
+			c := newControl(t).serveZooKeeper()
+			at := c.address()
+			if registry == "zookeeper" {
+				at = c.zookeeper
+			}
+			ports := []int{freePort(t), freePort(t)}
+			for i, reply := range []string{"first", "second"} {
+				start(t, application{Role: "provider", Name: "orders", Registry: at, Mode: "service", Port: ports[i], Reply: reply})
+			}
+			c.Eventually("the providers are there", func() bool { return c.providers() == 2 })
+			consumer := start(t, application{Role: "consumer", Name: "shop", Registry: at, Mode: "service", Rules: true})
+			consumer.until(0, "first greets")
+			consumer.until(0, "second greets")
+			for _, r := range rules {
+				t.Run(r.what, func(t *testing.T) { c.follows(t, consumer, &r, ports, registry) })
+			}
+		})
 	}
+}
+
+// follows checks that a consumer follows a rule, another one, and none.
+func (c *control) follows(t *testing.T, consumer *process, r *rule, ports []int, registry string) {
 	entry := &meshv1alpha1.RegistryConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "only-first"},
-		Spec:       meshv1alpha1.RegistryConfigSpec{Group: "dubbo", DataID: greeter + "::.condition-router", Content: rule(ports[0])},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rule"},
+		Spec:       meshv1alpha1.RegistryConfigSpec{Group: "dubbo", DataID: r.dataID, Content: r.content(ports[0], ports[1])},
 	}
 	if _, err := c.Client.Create(t.Context(), kind.RegistryConfig, entry); err != nil {
 		t.Fatal(err)
 	}
-	only := func(want string) {
-		t.Helper()
-		c.Eventually("calls reach "+want+" alone", func() bool {
-			from := consumer.position()
-			consumer.after(30)
-			return slices.Equal(consumer.replies(from), strings.Fields(want))
-		})
+	only(t, consumer, "first")
+	c.publish(t, registry, r.dataID, r.content(ports[1], ports[0]))
+	only(t, consumer, "second")
+	if registry == "nacos" && strings.HasSuffix(r.dataID, ".tag-router") { // dubbo-go keeps a rule of tags whose entry is gone
+		c.publish(t, registry, r.dataID, strings.Replace(entry.Spec.Content, "enabled: true", "enabled: false", 1))
+		only(t, consumer, "first second")
 	}
-	only("first")
-	err := c.Configs.Put(t.Context(), core.User{}, core.ConfigKey{Namespace: "default", Group: "dubbo", DataID: entry.Spec.DataID},
-		func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
-			spec.Content = rule(ports[1])
-			return nil
-		})
-	if err != nil {
-		t.Fatal(err)
-	}
-	only("second")
 	if err := c.Client.Delete(t.Context(), kind.RegistryConfig, resource.KeyOf(entry), resource.Preconditions{}); err != nil {
 		t.Fatal(err)
 	}
-	only("first second")
+	only(t, consumer, "first second")
+}
+
+// only waits until the calls of a consumer reach some providers alone.
+func only(t *testing.T, consumer *process, want string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; {
+		from := consumer.position()
+		consumer.after(30)
+		got := consumer.replies(from)
+		if slices.Equal(got, strings.Fields(want)) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("calls reach %s, want %s alone", got, want)
+		}
+	}
+}
+
+// publish a rule as a client of a registry does.
+func (c *control) publish(t *testing.T, registry, dataID, content string) {
+	t.Helper()
+	if registry == "nacos" {
+		r, err := http.PostForm("http://"+c.address()+"/nacos/v1/cs/configs", url.Values{"dataId": {dataID}, "group": {"dubbo"}, "content": {content}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Body.Close() }()
+		if r.StatusCode != http.StatusOK {
+			t.Fatalf("publish %s: %s", dataID, r.Status)
+		}
+		return
+	}
+	session, _, err := zkclient.Connect([]string{strings.TrimPrefix(c.zookeeper, zookeeper)}, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	if _, err := session.Set("/dubbo/config/dubbo/"+dataID, []byte(content), -1); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A Service of Kubernetes is an application of Dubbo by its annotations: a consumer finds its endpoints by
