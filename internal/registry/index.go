@@ -71,6 +71,8 @@ type Index struct {
 	sites *sites.Table
 	names map[string][]Service // by namespace; absent: to be made again
 	count map[Protocol]int     // of registered instances
+	// imported are how many of them are copies, by protocol and the registry that they are from.
+	imported map[Protocol]map[string]int
 	all   map[*Changes]struct{}
 }
 
@@ -140,7 +142,7 @@ func NewIndex(c IndexConfig) *Index {
 	return &Index{
 		config: c, log: c.Logger, ready: make(chan struct{}), snapshot: &catalog.Snapshot{}, services: map[Service]*entry{},
 		known: map[resource.Key]Service{}, plans: &trafficplan.Table{}, sites: sites.NewTable(string(cmp.Or(c.Site, locality.Local))),
-		names: map[string][]Service{}, count: map[Protocol]int{}, all: map[*Changes]struct{}{},
+		names: map[string][]Service{}, count: map[Protocol]int{}, imported: map[Protocol]map[string]int{}, all: map[*Changes]struct{}{},
 	}
 }
 
@@ -303,6 +305,30 @@ func (x *Index) Count() map[Protocol]int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return maps.Clone(x.count)
+}
+
+// Imported are the instances of a protocol that are copies, by the registry that they are from.
+func (x *Index) Imported(p Protocol) map[string]int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return maps.Clone(x.imported[p])
+}
+
+// tally a registered instance that came (1) or went (-1).
+func (x *Index) tally(in *Instance, n int) {
+	x.count[in.Protocol] += n
+	from := in.MirroredFrom()
+	if from == "" {
+		return
+	}
+	of := x.imported[in.Protocol]
+	if of == nil {
+		of = map[string]int{}
+		x.imported[in.Protocol] = of
+	}
+	if of[from] += n; of[from] == 0 {
+		delete(of, from)
+	}
 }
 
 // Follower is told when a service has changed.
@@ -514,7 +540,7 @@ func (x *Index) setDataplane(key resource.Key, before, after *meshv1alpha1.Datap
 		if r, err := parseRecord(before); err == nil {
 			e := x.entry(ParseGrouped(key.Namespace, r.Service))
 			if in := e.own[key]; in != nil {
-				x.count[in.Protocol]--
+				x.tally(in, -1)
 			}
 			delete(e.own, key)
 			delete(x.names, key.Namespace)
@@ -534,7 +560,7 @@ func (x *Index) setDataplane(key resource.Key, before, after *meshv1alpha1.Datap
 		e.own = map[resource.Key]*Instance{}
 	}
 	e.own[key] = in
-	x.count[in.Protocol]++
+	x.tally(in, 1)
 	delete(x.names, key.Namespace)
 	touched[e] = struct{}{}
 }

@@ -45,6 +45,9 @@ const (
 	LabelService = GroupName + "/service"
 	// LabelProtocol on a Dataplane is the Protocol by which it is registered.
 	LabelProtocol = GroupName + "/protocol"
+	// LabelMirrored on a Dataplane, with the value "true", says that it is a copy of an instance
+	// of another registry (KeyMirroredFrom).
+	LabelMirrored = GroupName + "/mirrored"
 	// LabelMetadata begins the labels that are made of metadata, so that Services can select
 	// by them.
 	LabelMetadata = "metadata." + GroupName + "/"
@@ -304,6 +307,9 @@ func (in *Instance) labels() map[string]string {
 	if in.Zone != "" && len(validation.IsValidLabelValue(string(in.Zone))) == 0 {
 		out[corev1.LabelTopologyZone] = string(in.Zone)
 	}
+	if in.MirroredFrom() != "" {
+		out[LabelMirrored] = "true"
+	}
 	left := maxLabels
 	for _, key := range slices.Sorted(maps.Keys(in.Metadata)) {
 		value := in.Metadata[key]
@@ -322,6 +328,9 @@ func (in *Instance) ready(now time.Time) metav1.Condition {
 	c := metav1.Condition{
 		Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Registered",
 		Message: "registered by " + string(in.Protocol), LastTransitionTime: metav1.NewTime(now),
+	}
+	if from := in.MirroredFrom(); from != "" {
+		c.Message = "imported from " + from
 	}
 	if !in.Healthy {
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "Unhealthy", string(in.Protocol)+" says that it takes no connections"

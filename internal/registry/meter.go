@@ -33,6 +33,8 @@ type Status struct {
 	Sessions int `json:"sessions"`
 	// Instances that are registered by the protocol, at any instance of the control plane.
 	Instances int `json:"instances"`
+	// Imported are those of them that are copies, by the registry that they are from.
+	Imported map[string]int `json:"imported,omitempty"`
 	// Requests that failed, of all, and changes that clients were told of.
 	Requests uint64 `json:"requests"`
 	Failed   uint64 `json:"failed"`
@@ -147,6 +149,7 @@ func (c *Core) Status() []Status {
 	count := c.Index.Count()
 	for i := range out {
 		out[i].Sessions, out[i].Instances = c.Registrar.Sessions(out[i].Protocol), count[out[i].Protocol]
+		out[i].Imported = c.Index.Imported(out[i].Protocol)
 	}
 	return out
 }

@@ -117,6 +117,8 @@ type Registrar struct {
 	wake    chan struct{} // holds a token while pending has something
 	// sessions is the number of open ones, by protocol.
 	sessions map[Protocol]int
+	// offers of copies, the newest last.
+	offers map[resource.Key][]offer
 }
 
 // NewRegistrar makes one; Run has to run beside it.
@@ -136,6 +138,7 @@ func NewRegistrar(c RegistrarConfig) *Registrar {
 	return &Registrar{
 		config: c, log: c.Logger, seed: maphash.MakeSeed(), claims: map[resource.Key]*Session{}, removed: map[types.UID]time.Time{},
 		ended: map[resource.Key]struct{}{}, wake: make(chan struct{}, 1), sessions: map[Protocol]int{},
+		offers: map[resource.Key][]offer{},
 	}
 }
 
@@ -151,6 +154,8 @@ type Session struct {
 	over  bool
 	done  chan struct{}
 	keys  map[resource.Key]struct{}
+	// offered are the copies that it has registered, whether they are written or not.
+	offered map[resource.Key]struct{}
 }
 
 // Open begins a session. It ends ttl after its last renewal; 0: with Close alone.
@@ -225,8 +230,8 @@ func (s *Session) end() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	keys := s.keys
-	s.keys = nil
+	keys, offered := s.keys, s.offered
+	s.keys, s.offered = nil, nil
 	close(s.done)
 	s.mu.Unlock()
 
@@ -234,6 +239,9 @@ func (s *Session) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sessions[s.protocol]--
+	for key := range offered {
+		r.dropOfferLocked(key, s)
+	}
 	for key := range keys {
 		if r.claims[key] == s {
 			delete(r.claims, key)
@@ -264,7 +272,10 @@ func (r *Registrar) endLocked(key resource.Key) {
 // long as the session, and is taken over from another session. It returns when it is durable;
 // what is registered already is not written again.
 //
-// Errors: ErrEnded, *ForbiddenError, those of resource.Client, and what the instance lacks.
+// A copy (KeyMirroredFrom) gives way to the instance itself: where that is registered, nothing is written, and the error is
+// ErrOriginal. The copy takes the place of the instance when that goes before the session does.
+//
+// Errors: ErrEnded, ErrOriginal, *ForbiddenError, those of resource.Client, and what the instance lacks.
 func (s *Session) Register(ctx context.Context, in *Instance, user User) error {
 	if in.Ephemeral {
 		return s.registrar.put(ctx, in, user, s)
@@ -273,9 +284,12 @@ func (s *Session) Register(ctx context.Context, in *Instance, user User) error {
 }
 
 // Deregister deletes an instance as a user, whose session it need not be. That it is not there is
-// ErrNotFound.
+// ErrNotFound. Where the session has registered a copy, that alone is deleted, and not the instance itself.
 func (s *Session) Deregister(ctx context.Context, key resource.Key, user User) error {
 	s.drop(key)
+	if s.dropOffer(key) {
+		return s.withdraw(ctx, key)
+	}
 	return s.registrar.Remove(ctx, key, user)
 }
 
@@ -419,7 +433,16 @@ func (r *Registrar) put(ctx context.Context, in *Instance, user User, by *Sessio
 	}
 	key := resource.KeyOf(want)
 	defer r.lock(key)()
-	if err := r.store(ctx, key, want, user); err != nil {
+	switch {
+	case by == nil:
+	case in.MirroredFrom() == "":
+		by.dropOffer(key)
+	default:
+		if err := by.noteOffer(key, want); err != nil {
+			return err
+		}
+	}
+	if err := r.store(ctx, key, want, user, false); err != nil {
 		return fmt.Errorf("register an instance of %s at %s: %w", in.Service, in.identity(), err)
 	}
 	if by != nil {
@@ -428,9 +451,16 @@ func (r *Registrar) put(ctx context.Context, in *Instance, user User, by *Sessio
 	return nil
 }
 
-// store what is registered, under the lock of its key.
-func (r *Registrar) store(ctx context.Context, key resource.Key, want *meshv1alpha1.Dataplane, user User) error {
-	have := r.lookup(key)
+// store what is registered, under the lock of its key. A copy replaces an instance only if that is over.
+func (r *Registrar) store(ctx context.Context, key resource.Key, want *meshv1alpha1.Dataplane, user User, over bool) error {
+	copied := isCopy(want)
+	var have *meshv1alpha1.Dataplane
+	var err error
+	if !copied {
+		have = r.lookup(key)
+	} else if have, err = r.get(ctx, key); err != nil { // the tables may not show the instance itself yet
+		return err
+	}
 	for range attempts {
 		var err error
 		if have == nil {
@@ -438,6 +468,9 @@ func (r *Registrar) store(ctx context.Context, key resource.Key, want *meshv1alp
 				return err
 			}
 		} else {
+			if copied && !over && Registered(have) && !isCopy(have) {
+				return ErrOriginal
+			}
 			next, changed, err := merge(have, want, user)
 			if err != nil || !changed {
 				return err
@@ -524,7 +557,7 @@ func merge(have, want *meshv1alpha1.Dataplane, user User) (next *meshv1alpha1.Da
 func relabelled(have, want map[string]string) map[string]string {
 	out := maps.Clone(want)
 	for key, value := range have {
-		if key != LabelService && key != LabelProtocol && !strings.HasPrefix(key, LabelMetadata) && out[key] == "" {
+		if key != LabelService && key != LabelProtocol && key != LabelMirrored && !strings.HasPrefix(key, LabelMetadata) && out[key] == "" {
 			out[key] = value
 		}
 	}
@@ -549,6 +582,8 @@ func mayChange(d *meshv1alpha1.Dataplane, user User) error {
 		return &ForbiddenError{user.String(), "change dataplane " + resource.KeyOf(d).String() + ", which no registry client registered"}
 	case user.Admin, by == "", by == user.Name:
 		return nil
+	case isCopy(d): // its own client comes by another user than who copied it
+		return nil
 	}
 	return &ForbiddenError{user.String(), "change an instance that " + by + " registered"}
 }
@@ -569,7 +604,10 @@ func (r *Registrar) Remove(ctx context.Context, key resource.Key, user User) err
 	if err := mayChange(have, user); err != nil {
 		return err
 	}
-	return r.remove(ctx, have)
+	if isCopy(have) {
+		return r.remove(ctx, have)
+	}
+	return r.replaceOrRemove(ctx, have)
 }
 
 func (r *Registrar) remove(ctx context.Context, d *meshv1alpha1.Dataplane) error {
@@ -759,7 +797,7 @@ func (r *Registrar) removeUnclaimed(ctx context.Context, key resource.Key) error
 		return err
 	}
 	if have != nil && have.Annotations[AnnotationOwner] != "" && r.mayEnd(have.Annotations[AnnotationOwner]) {
-		if err := r.remove(ctx, have); err != nil {
+		if err := r.replaceOrRemove(ctx, have); err != nil {
 			return err
 		}
 	}
