@@ -73,7 +73,7 @@ type Index struct {
 	count map[Protocol]int     // of registered instances
 	// imported are how many of them are copies, by protocol and the registry that they are from.
 	imported map[Protocol]map[string]int
-	all   map[*Changes]struct{}
+	all      map[*Changes]struct{}
 }
 
 // entry is a service that has instances, or is followed.

@@ -158,7 +158,7 @@ func (c *conn) close() {
 		f.Close()
 	}
 	if session != nil {
-		session.Close(reconnectGrace)
+		session.Close(c.server.grace)
 	}
 }
 

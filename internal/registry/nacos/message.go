@@ -240,6 +240,15 @@ var zoneKeys = []string{"topology.kubernetes.io/zone", "zone"}
 
 // of the catalogue is the instance that a client registers.
 func (i *instance) of(s registry.Service, core *registry.Core) (*registry.Instance, error) {
+	out, err := i.parse(s)
+	if err == nil {
+		core.Place(out, zoneKeys...)
+	}
+	return out, err
+}
+
+// parse is of, but for where the instance is.
+func (i *instance) parse(s registry.Service) (*registry.Instance, error) {
 	address, err := netip.ParseAddr(i.IP)
 	if err != nil {
 		return nil, invalid("ip %.60q is no IP address", i.IP)
@@ -262,7 +271,6 @@ func (i *instance) of(s registry.Service, core *registry.Core) (*registry.Instan
 	if out.Cluster == "" {
 		out.Cluster = defaultCluster
 	}
-	core.Place(out, zoneKeys...)
 	return out, nil
 }
 

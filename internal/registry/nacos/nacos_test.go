@@ -86,7 +86,7 @@ func (c *client) ask(kind string, message any) map[string]any {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	in := appendPayload(nil, kind, body)
+	in := appendPayload(nil, kind, nil, body)
 	if c.token != "" {
 		in = withHeader(kind, body, "accessToken", c.token)
 	}
@@ -412,7 +412,7 @@ func FuzzPayload(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := decode(appendPayload(nil, p.kind, p.body))
+		again, err := decode(appendPayload(nil, p.kind, nil, p.body))
 		if err != nil || again.kind != p.kind || string(again.body) != string(p.body) {
 			t.Errorf("%q is read as %q: %v", p.kind, again.kind, err)
 		}

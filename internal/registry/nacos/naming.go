@@ -76,7 +76,7 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 		if _, twice := next[key]; twice {
 			continue
 		}
-		if err := session.Register(ctx, in, user); err != nil {
+		if err := session.Register(ctx, in, user); err != nil && !errors.Is(err, registry.ErrOriginal) {
 			return err
 		}
 		next[key] = struct{}{}

@@ -106,21 +106,24 @@ func encode(kind string, message any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", kind, err)
 	}
-	return appendPayload(nil, kind, body...), nil
+	return appendPayload(nil, kind, nil, body...), nil
 }
 
 // appendPayload with a body in parts.
-func appendPayload(out []byte, kind string, body ...[]byte) []byte {
+func appendPayload(out []byte, kind string, headers map[string]string, body ...[]byte) []byte {
 	size := 0
 	for _, part := range body {
 		size += len(part)
 	}
+	metadata := protowire.AppendString(protowire.AppendTag(nil, fieldType, protowire.BytesType), kind)
+	for key, value := range headers {
+		entry := protowire.AppendString(protowire.AppendTag(nil, fieldMapKey, protowire.BytesType), key)
+		entry = protowire.AppendString(protowire.AppendTag(entry, fieldMapValue, protowire.BytesType), value)
+		metadata = protowire.AppendBytes(protowire.AppendTag(metadata, fieldHeaders, protowire.BytesType), entry)
+	}
 	value := protowire.SizeTag(fieldValue) + protowire.SizeBytes(size)
-	metadata := protowire.SizeTag(fieldType) + protowire.SizeBytes(len(kind))
-	out = slices.Grow(out, protowire.SizeTag(fieldMetadata)+protowire.SizeBytes(metadata)+protowire.SizeTag(fieldBody)+protowire.SizeBytes(value))
-	out = protowire.AppendTag(out, fieldMetadata, protowire.BytesType)
-	out = protowire.AppendVarint(out, uint64(metadata))
-	out = protowire.AppendString(protowire.AppendTag(out, fieldType, protowire.BytesType), kind)
+	out = slices.Grow(out, protowire.SizeTag(fieldMetadata)+protowire.SizeBytes(len(metadata))+protowire.SizeTag(fieldBody)+protowire.SizeBytes(value))
+	out = protowire.AppendBytes(protowire.AppendTag(out, fieldMetadata, protowire.BytesType), metadata)
 	out = protowire.AppendTag(out, fieldBody, protowire.BytesType)
 	out = protowire.AppendVarint(out, uint64(value))
 	out = protowire.AppendTag(out, fieldValue, protowire.BytesType)

@@ -32,6 +32,8 @@ type Server struct {
 	log  *slog.Logger
 	ids  atomic.Int64
 	beat *beats
+	// grace is how long the instances of a connection stay that was cut.
+	grace time.Duration
 	// byPath are the handlers of HTTP.
 	byPath map[string]func(*call) (any, error)
 
@@ -41,7 +43,7 @@ type Server struct {
 
 // New makes a server; Serve and ServeHTTPOn start it.
 func New(core *registry.Core) *Server {
-	s := &Server{core: core, log: core.Logger.With("protocol", string(registry.Nacos)), conns: map[*conn]struct{}{}}
+	s := &Server{core: core, log: core.Logger.With("protocol", string(registry.Nacos)), grace: reconnectGrace, conns: map[*conn]struct{}{}}
 	s.beat = newBeats(s)
 	s.byPath = s.routes()
 	return s
