@@ -73,19 +73,23 @@ func (r *Registrar) dropOfferLocked(key resource.Key, s *Session) {
 	}
 }
 
-// withdraw a copy that a session has offered, under no lock. The instance itself stays, as does the copy while another
-// session offers it.
-func (s *Session) withdraw(ctx context.Context, key resource.Key) error {
+// Withdraw a copy that the session has registered, whether it is written or kept back; had is false if it is none. The instance
+// itself stays, as does the copy while another session offers it.
+func (s *Session) Withdraw(ctx context.Context, key resource.Key) (had bool, err error) {
+	if !s.dropOffer(key) {
+		return false, nil
+	}
+	s.drop(key)
 	r := s.registrar
 	defer r.lock(key)()
 	have, err := r.get(ctx, key) // the tables may still show the copy where the instance itself is now
 	if err != nil {
-		return fmt.Errorf("remove instance %s: %w", key, err)
+		return true, fmt.Errorf("remove instance %s: %w", key, err)
 	}
 	if have == nil || !isCopy(have) {
-		return nil
+		return true, nil
 	}
-	return r.replaceOrRemove(ctx, have)
+	return true, r.replaceOrRemove(ctx, have)
 }
 
 // replaceOrRemove deletes an instance, under the lock of its key, unless a session offers a copy: that takes its place

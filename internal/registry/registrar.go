@@ -286,10 +286,10 @@ func (s *Session) Register(ctx context.Context, in *Instance, user User) error {
 // Deregister deletes an instance as a user, whose session it need not be. That it is not there is
 // ErrNotFound. Where the session has registered a copy, that alone is deleted, and not the instance itself.
 func (s *Session) Deregister(ctx context.Context, key resource.Key, user User) error {
-	s.drop(key)
-	if s.dropOffer(key) {
-		return s.withdraw(ctx, key)
+	if had, err := s.Withdraw(ctx, key); had {
+		return err
 	}
+	s.drop(key)
 	return s.registrar.Remove(ctx, key, user)
 }
 

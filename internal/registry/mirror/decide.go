@@ -16,6 +16,8 @@ type rules struct {
 	// standby: the registry that is written keeps copies back while the instance itself is there, so they are
 	// offered all the same, for when it goes.
 	standby bool
+	// apart reports whether the copy of an instance is another object than the instance would be there. Nil: it is not.
+	apart func(*registry.Instance) bool
 	// loopback addresses mean the same in both registries: they are on one machine.
 	loopback bool
 	// refuse says why the registry that is written cannot have an instance; empty: it can. Nil: it can.
@@ -33,7 +35,7 @@ func (r *rules) decide(from, there []*registry.Instance) (copies map[identity]*r
 		switch {
 		case in.MirroredFrom() != "", copies[id] != nil:
 			continue
-		case other != nil && (!r.standby || other.Key() != in.Key()):
+		case other != nil && (!r.standby || other.Key() != in.Key() || r.apart != nil && r.apart(in)):
 			continue
 		}
 		if why := r.unfit(in); why != "" {

@@ -47,6 +47,9 @@ type Config struct {
 	Loopback bool
 	// Refuse says why the old registry cannot have an instance; empty: it can. Nil: it can.
 	Refuse func(*registry.Instance) string
+	// Apart reports whether the copy of an instance is another object of the protocol than the instance itself. Nil: it is
+	// not.
+	Apart func(*registry.Instance) bool
 	// Hold is how long instances stay that are missing after a disturbance of the old registry, or as
 	// more than half of them are; 0: DefaultHold.
 	Hold   time.Duration
@@ -71,7 +74,7 @@ func New(c Config) *Mirror {
 	m := &Mirror{config: c, log: c.Logger}
 	m.old = newSide(cmp.Or(c.Hold, DefaultHold), m.changed, m.complete)
 	m.here = newSide(0, m.changed, m.complete)
-	m.into = newDirection("import", m.old, m.here, c.Here, rules{origin: c.OldName, standby: true, loopback: c.Loopback}, m.log)
+	m.into = newDirection("import", m.old, m.here, c.Here, rules{origin: c.OldName, standby: true, apart: c.Apart, loopback: c.Loopback}, m.log)
 	if c.Follow {
 		m.back = newDirection("export", m.here, m.old, c.Old, rules{origin: c.HereName, loopback: c.Loopback, refuse: c.Refuse}, m.log)
 	}

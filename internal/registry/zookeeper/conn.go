@@ -140,7 +140,7 @@ func (c *conn) hello(ctx context.Context, in []byte) (answer []byte, ok bool) {
 	d := decoder{b: in}
 	d.int() // version of the protocol
 	seen := d.long()
-	timeout := min(max(time.Duration(d.int())*time.Millisecond, minTimeout), maxTimeout)
+	timeout := min(max(time.Duration(d.int())*time.Millisecond, c.server.minTimeout), maxTimeout)
 	id, password := d.long(), d.buffer()
 	withMode := len(d.b) > 0 // clients since 3.4 say whether they put up with a server that only reads
 	if d.err != nil {

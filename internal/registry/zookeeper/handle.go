@@ -35,6 +35,8 @@ func (s *Server) codeOf(err error) code {
 		return codeSessionExpired
 	case errors.Is(err, registry.ErrNotFound):
 		return codeNoNode
+	case errors.Is(err, registry.ErrOriginal):
+		return codeNodeExists
 	case errors.Is(err, registry.ErrConflict):
 		return codeBadVersion
 	case errors.Is(err, context.DeadlineExceeded):

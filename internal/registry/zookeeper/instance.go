@@ -180,6 +180,13 @@ func fromCurator(in *registry.Instance, id string, data []byte, from netip.Addr)
 		}
 	}
 	in.Metadata = metadataOf(c.Payload)
+	id, copied := strings.CutPrefix(id, copyPrefix)
+	if copied {
+		if in.Metadata == nil {
+			in.Metadata = map[string]string{}
+		}
+		in.Metadata[registry.KeyMirroredFrom] = string(registry.ZooKeeper)
+	}
 	if c.Address == "" {
 		host, port, err := hostPort(id)
 		if err != nil {

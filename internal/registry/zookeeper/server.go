@@ -19,6 +19,8 @@ type Server struct {
 	core    *registry.Core
 	log     *slog.Logger
 	started time.Time
+	// minTimeout of sessions.
+	minTimeout time.Duration
 	// paths has the locks of writes, by path.
 	paths    pathLocks
 	requests atomic.Uint64
@@ -35,8 +37,8 @@ type Server struct {
 // New makes a server; Serve starts it.
 func New(core *registry.Core) *Server {
 	return &Server{
-		core: core, log: core.Logger.With("protocol", string(registry.ZooKeeper)), started: time.Now(), conns: map[*conn]struct{}{},
-		sessions: map[int64]*session{}, trees: map[locality.Zone]*tree{},
+		core: core, log: core.Logger.With("protocol", string(registry.ZooKeeper)), started: time.Now(), minTimeout: minTimeout,
+		conns: map[*conn]struct{}{}, sessions: map[int64]*session{}, trees: map[locality.Zone]*tree{},
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 const (
@@ -231,7 +232,7 @@ func (c *conn) create(ctx context.Context, t *target, ch *change) (func(context.
 	case ch.mode != modePersistent && ch.mode != modeEphemeral && ch.mode != modeContainer:
 		return nil, failed(codeBadArguments, "a node of mode %d is none of an instance", ch.mode)
 	}
-	if n, ok := c.lookup(ch.path); ok && n.own {
+	if n, ok := c.lookup(ch.path); ok && n.own && !c.isCopy(t, n.key) && !c.writesCopy(t, ch) {
 		return nil, failed(codeNodeExists, "the node exists")
 	}
 	if err := c.server.core.CheckNamespace(t.namespace); err != nil {
@@ -249,6 +250,38 @@ func (c *conn) create(ctx context.Context, t *target, ch *change) (func(context.
 	return func(ctx context.Context) {
 		_, _ = c.delete(ctx, t, &change{op: opDelete, path: ch.path, version: anyVersion})
 	}, nil
+}
+
+// isCopy reports whether a node is a copy of an instance of another registry. A client whose instance it is creates it
+// as if it were not there.
+func (c *conn) isCopy(t *target, key resource.Key) bool {
+	in, ok := c.server.core.Index.Get(t.service, key)
+	return ok && in.MirroredFrom() != ""
+}
+
+// writesCopy reports whether a client creates a copy: where the instance itself is, the core keeps it back, and refuses the
+// node.
+func (c *conn) writesCopy(t *target, ch *change) bool {
+	if t.place != ofInstance {
+		return false
+	}
+	in, err := c.server.instance(t, ch.data, c.from)
+	return err == nil && in.MirroredFrom() != ""
+}
+
+// withdraw the copy that this client has registered at a path; had is false if there is none. It may be kept back, so
+// there need be no node, and the node need not be this client's.
+func (c *conn) withdraw(ctx context.Context, t *target) (had bool, err error) {
+	if t.place != ofInstance {
+		return false, nil
+	}
+	c.session.mu.Lock()
+	held := c.session.held
+	c.session.mu.Unlock()
+	if held == nil {
+		return false, nil
+	}
+	return held.Withdraw(ctx, (&registry.Instance{Service: t.service, ID: t.id}).Key())
 }
 
 // register an instance.
@@ -333,6 +366,9 @@ func (c *conn) await(ctx context.Context, t *target, path string) error {
 }
 
 func (c *conn) delete(ctx context.Context, t *target, ch *change) (func(context.Context), error) {
+	if had, err := c.withdraw(ctx, t); had {
+		return nil, err
+	}
 	n, err := c.existing(ch)
 	switch {
 	case err != nil && t.place == outside:
