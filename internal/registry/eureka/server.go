@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // maxBody of a request, in bytes: that of a replica has many instances.
@@ -268,7 +269,7 @@ func (s *Server) registerInfo(r *request, app string, in *info) answer {
 
 // lease registers an instance, by the session of its lease, or a new one.
 func (s *Server) lease(ctx context.Context, user registry.User, in *registry.Instance, duration time.Duration) error {
-	key := in.Key()
+	key := leaseKey(in)
 	have := s.leases.get(key)
 	var session *registry.Session
 	if have != nil {
@@ -276,7 +277,7 @@ func (s *Server) lease(ctx context.Context, user registry.User, in *registry.Ins
 	} else {
 		session = s.core.Registrar.Open(registry.Eureka, 0)
 	}
-	if err := session.Register(ctx, in, user); err != nil {
+	if err := session.Register(ctx, in, user); err != nil && !errors.Is(err, registry.ErrOriginal) {
 		if have == nil {
 			session.Close(0)
 		}
@@ -289,6 +290,46 @@ func (s *Server) lease(ctx context.Context, user registry.User, in *registry.Ins
 		before.session.Close(0)
 	}
 	return nil
+}
+
+// paramCopy is a parameter of requests of a mirror: they are about the copy under an ID, and not about the instance itself.
+// Other servers do not know it.
+const paramCopy = "copy"
+
+// leaseKey of an instance: a copy has a lease of its own beside that of the instance itself.
+func leaseKey(in *registry.Instance) resource.Key {
+	if in.MirroredFrom() != "" {
+		return copyKey(in.Key())
+	}
+	return in.Key()
+}
+
+func copyKey(key resource.Key) resource.Key {
+	key.Name += "#copy" // no object has such a name
+	return key
+}
+
+// changeCopy renews or cancels a copy, which may be kept back as the instance itself is registered.
+func (s *Server) changeCopy(r *request, in *registry.Instance, what []string) answer {
+	key := in.Key()
+	switch {
+	case len(what) > 0:
+		return refuse(http.StatusMethodNotAllowed, errors.New("a copy is only renewed and cancelled"))
+	case r.Method == http.MethodPut && s.leases.renew(copyKey(key)):
+		return answer{status: http.StatusOK}
+	case r.Method == http.MethodDelete:
+		l := s.leases.remove(copyKey(key))
+		if l == nil {
+			break
+		}
+		_, err := l.session.Withdraw(r.Context(), key)
+		s.end(l)
+		if err != nil {
+			return s.failed(err)
+		}
+		return answer{status: http.StatusOK}
+	}
+	return answer{status: http.StatusNotFound}
 }
 
 // failed is the answer for an error of the core.
@@ -317,8 +358,12 @@ func (s *Server) find(r *request, app, id string) *registry.Instance {
 // change an instance: its lease, status or metadata.
 func (s *Server) change(r *request, app, id string, what []string) answer {
 	in := s.find(r, app, id)
-	if in == nil {
+	copied := r.URL.Query().Get(paramCopy) == "true"
+	switch {
+	case in == nil, in.MirroredFrom() != "" && !copied: // the client of a copied instance registers it
 		return answer{status: http.StatusNotFound}
+	case copied:
+		return s.changeCopy(r, in, what)
 	}
 	switch part := strings.Join(what, "/"); {
 	case part == "" && r.Method == http.MethodPut:

@@ -1,0 +1,111 @@
+package app
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/eureka"
+	"github.com/proxima-mesh/proxima/internal/registry/mirror"
+	"github.com/proxima-mesh/proxima/internal/registry/nacos"
+	"github.com/proxima-mesh/proxima/internal/registry/zookeeper"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// RegistryMirrorConfig says which registries are kept alike.
+type RegistryMirrorConfig struct {
+	// Old registry, and the port of a control plane that serves its protocol.
+	Old, Here mirror.Address
+	// OldTLS and HereTLS are used where the addresses ask for TLS.
+	OldTLS, HereTLS *tls.Config
+	// Namespaces are the old registry's namespaces that are mirrored, with those of Kubernetes that they are. HereNamespaces
+	// are those of the control plane's --registry-namespaces.
+	Namespaces, HereNamespaces registry.Namespaces
+	// Groups of Nacos; none: its default.
+	Groups []string
+	// Poll is how often registries are asked that do not tell what is new; 0: 5 s.
+	Poll time.Duration
+	// Client of the control plane's API, and the name by which copies in the old registry say that they are from it.
+	Client   resource.Client
+	HereName string
+	// Follow and Hold are those of mirror.Config.
+	Follow bool
+	Hold   time.Duration
+	// Loopback: all is on one machine.
+	Loopback bool
+	Logger   *slog.Logger
+}
+
+// NewRegistryMirror makes the mirror of an old registry and a control plane. Errors are those of the configuration.
+func NewRegistryMirror(c *RegistryMirrorConfig) (*mirror.Mirror, error) {
+	if c.Old.Protocol != c.Here.Protocol {
+		return nil, fmt.Errorf("the old registry speaks %s, and the control plane's port %s: both must be the same", c.Old.Protocol, c.Here.Protocol)
+	}
+	if c.Old.Protocol != registry.Nacos && len(c.Namespaces) != 1 {
+		return nil, fmt.Errorf("%d namespaces: a registry of the protocol %s has one, as public=default", len(c.Namespaces), c.Old.Protocol)
+	}
+	cfg := mirror.Config{
+		Old: registryClient(c, &c.Old, c.OldTLS, c.Namespaces, false), Here: registryClient(c, &c.Here, c.HereTLS, c.here(), true),
+		OldName: c.Old.String(), HereName: c.HereName, Follow: c.Follow, Hold: c.Hold, Loopback: c.Loopback, Logger: c.Logger,
+	}
+	seen := &mirror.Catalogue{Client: c.Client, Logger: c.Logger}
+	for _, namespace := range c.Namespaces {
+		seen.Namespaces = append(seen.Namespaces, namespace)
+	}
+	cfg.Catalogue = seen
+	switch c.Old.Protocol {
+	case registry.ZooKeeper:
+		cfg.Apart, cfg.Refuse = zookeeper.CopiedApart, zookeeper.Refuse
+	case registry.Eureka:
+		cfg.Refuse = eureka.Refuse
+	}
+	return mirror.New(cfg), nil
+}
+
+// here are the namespaces that are mirrored, by the names that the control plane has for them.
+func (c *RegistryMirrorConfig) here() registry.Namespaces {
+	out := registry.Namespaces{}
+	for _, namespace := range c.Namespaces {
+		name := c.HereNamespaces.NameOf(namespace)
+		if name == "" {
+			name = "public"
+		}
+		out[name] = namespace
+	}
+	return out
+}
+
+// registryClient of an address.
+func registryClient(c *RegistryMirrorConfig, a *mirror.Address, config *tls.Config, namespaces registry.Namespaces, here bool) mirror.Client {
+	if !a.TLS {
+		config = nil
+	}
+	log := c.Logger.With("registry", a.String())
+	var name, namespace string
+	for n, ns := range namespaces {
+		name, namespace = n, ns
+	}
+	path := a.Path
+	switch a.Protocol {
+	case registry.ZooKeeper:
+		if here && name != "public" && path == "" {
+			path = "/" + name
+		}
+		return zookeeper.NewClient(zookeeper.ClientConfig{
+			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Root: path, Namespace: namespace, Proxima: here, Logger: log,
+		})
+	case registry.Eureka:
+		if here && name != "public" && path == "" {
+			path = "/namespaces/" + name + "/eureka"
+		}
+		return eureka.NewClient(eureka.ClientConfig{
+			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Path: path, Namespace: namespace, Poll: c.Poll, Proxima: here, Logger: log,
+		})
+	default:
+		return nacos.NewClient(nacos.ClientConfig{
+			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Namespaces: namespaces, Groups: c.Groups, Poll: c.Poll, Logger: log,
+		})
+	}
+}
