@@ -2,8 +2,10 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -58,9 +60,9 @@ func newRegistry(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "registry",
 		GroupID: "operate",
-		Short:   "Look at what clients of registry protocols do",
+		Short:   "Look at what clients of registry protocols do, and move them from another registry",
 	}
-	cmd.AddCommand(newRegistryStatus(s))
+	cmd.AddCommand(newRegistryStatus(s), newRegistryImport(s))
 	return cmd
 }
 
@@ -73,7 +75,8 @@ func newRegistryStatus(s *settings) *cobra.Command {
 clients are connected to the instance that answers, how many sessions keep
 instances alive there, how many instances are registered by the protocol at any
 instance of the control plane, how many requests there were and failed, and how
-many changes clients were told of, the last one how long after it was made.`,
+many changes clients were told of, the last one how long after it was made. Then
+how many of the instances "proxima registry import" copied, and from where.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
@@ -100,9 +103,28 @@ many changes clients were told of, the last one how long after it was made.`,
 				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n",
 					r.Protocol, r.Address, r.Clients, r.Sessions, r.Instances, r.Requests, r.Failed, r.Pushes, last)
 			}
-			return w.Flush()
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			return s.printImported(status.Registries)
 		},
 	}
 	addOutputFlag(cmd.Flags(), &output)
 	return cmd
+}
+
+// printImported prints how many instances are copies, by the registry that they are from.
+func (s *settings) printImported(list []registry.Status) error {
+	w := tabwriter.NewWriter(s.io.Out, 6, 4, 3, ' ', 0)
+	head := "\nIMPORTED FROM\tINSTANCES"
+	for _, r := range list {
+		for _, from := range slices.Sorted(maps.Keys(r.Imported)) {
+			if head != "" {
+				fmt.Fprintln(w, head)
+				head = ""
+			}
+			fmt.Fprintf(w, "%s\t%d\n", from, r.Imported[from])
+		}
+	}
+	return w.Flush()
 }
