@@ -64,11 +64,11 @@ func (c *Controller) syncOffer(ctx context.Context, key resource.Key) error {
 	}
 	user := registry.User{Admin: true}
 	err = c.configs.Put(ctx, user, entry, func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
-		if exists && !slices.Contains(spec.Tags, Tag) {
+		if exists && !slices.Contains(spec.Tags, registry.TagMetadata) {
 			return nil // a provider has published it
 		}
 		spec.Content, spec.Type, spec.Application = content, "json", entry.DataID
-		spec.Description, spec.Tags = "metadata of zone "+zone, []string{Tag}
+		spec.Description, spec.Tags = "metadata of zone "+zone, []string{registry.TagMetadata}
 		return nil
 	})
 	if err != nil {
