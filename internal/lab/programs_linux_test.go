@@ -131,8 +131,8 @@ func plainCall(t *testing.T, from string) error {
 	return checkHealth(t.Context(), conn)
 }
 
-// serveProgram answers with the SPIFFE ID of who calls, in the header "caller".
-func serveProgram(address string) error {
+// serveProgram until ctx ends. It answers with the SPIFFE ID of who calls, in the header "caller".
+func serveProgram(ctx context.Context, address string) error {
 	creds, err := xdscreds.NewServerCredentials(xdscreds.ServerOptions{FallbackCreds: insecure.NewCredentials()})
 	if err != nil {
 		return err
@@ -153,6 +153,7 @@ func serveProgram(address string) error {
 	if err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, server.Stop)()
 	return server.Serve(l)
 }
 
@@ -179,6 +180,9 @@ func callProgram(ctx context.Context, target, socket string) error {
 	defer conn.Close()
 	return listenUnix(ctx, socket, func(c net.Conn) {
 		defer c.Close()
+		if _, err := bufio.NewReader(c).ReadString('\n'); err != nil { // what is unread takes the answer with it
+			return
+		}
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		var server peer.Peer

@@ -49,7 +49,7 @@ func shopChild() bool {
 	case os.Getenv(grpcAddress) != "":
 		err = proxyless(ctx)
 	case os.Getenv(programAddress) != "":
-		err = serveProgram(os.Getenv(programAddress))
+		err = serveProgram(ctx, os.Getenv(programAddress))
 	case os.Getenv(programTarget) != "":
 		err = callProgram(ctx, os.Getenv(programTarget), os.Getenv(programSocket))
 	case os.Getenv(lookupSocket) != "":
