@@ -49,14 +49,14 @@ func notOnNodes(nodes map[string][]string, obj resource.Object, source trafficpo
 	}
 	switch o := obj.(type) {
 	case *gatewayv1.TCPRoute:
-		return routeNotOnNodes(o, source, targets)
+		return routeNotOnNodes(nodes, o, source, targets)
 	case *meshv1alpha1.BackendPolicy:
 		var out []string
 		foreign := slices.ContainsFunc(targets, func(t trafficpolicy.Ref) bool {
 			return !trafficpolicy.Produces(source, t, o.Spec.TargetRefs)
 		})
 		if foreign {
-			out = append(out, clientsWithout+"it to backends of other namespaces")
+			out = append(out, consumerNotOnNodes(nodes, "it to backends of other namespaces")...)
 		}
 		if slices.ContainsFunc(targets, func(t trafficpolicy.Ref) bool { return t.Kind == "HTTPRoute" }) {
 			out = append(out, clientsWithout+"it to routes of HTTP")
@@ -67,10 +67,11 @@ func notOnNodes(nodes map[string][]string, obj resource.Object, source trafficpo
 }
 
 // routeNotOnNodes: nodes divide connections among Services of the site.
-func routeNotOnNodes(r *gatewayv1.TCPRoute, source trafficpolicy.Source, parents []trafficpolicy.Ref) []string {
+func routeNotOnNodes(nodes map[string][]string, r *gatewayv1.TCPRoute, source trafficpolicy.Source, parents []trafficpolicy.Ref) []string {
+	var out []string
 	for _, parent := range parents {
-		if parent.Key.Namespace != source.Key.Namespace {
-			return []string{clientsWithout + "it: a route of another namespace than its parent's is for clients that a proxy knows"}
+		if parent.Key.Namespace != source.Key.Namespace && len(out) == 0 {
+			out = consumerNotOnNodes(nodes, "it to parents of other namespaces")
 		}
 		for i := range r.Spec.Rules {
 			for j := range r.Spec.Rules[i].BackendRefs {
@@ -85,7 +86,32 @@ func routeNotOnNodes(r *gatewayv1.TCPRoute, source trafficpolicy.Source, parents
 			}
 		}
 	}
-	return nil
+	return out
+}
+
+// consumerNotOnNodes says which clients of a namespace do not apply what is of theirs: those of nodes that do not
+// know the namespaces of clients, and those without an address of their own.
+func consumerNotOnNodes(nodes map[string][]string, what string) []string {
+	var lacking []string
+	able := false
+	for _, mode := range slices.Sorted(maps.Keys(nodes)) {
+		if does, _ := modes.AbilityOf(mode); does.Namespaces {
+			able = true
+		} else {
+			lacking = append(lacking, mode)
+		}
+	}
+	switch {
+	case !able:
+		return []string{clientsWithout + what}
+	case len(lacking) == 0:
+		return []string{clientsWithout + what + " if other namespaces share their address"}
+	}
+	var names []string
+	for _, mode := range lacking {
+		names = append(names, nodes[mode]...)
+	}
+	return []string{fmt.Sprintf("%s%s on nodes in mode %s: %s, nor elsewhere if other namespaces share their address", clientsWithout, what, strings.Join(lacking, ", "), someOf(names))}
 }
 
 // fieldsNotOnNodes: what no node enforces, and then what those in some mode do not.

@@ -34,14 +34,18 @@ func TestNotOnNodes(t *testing.T) {
 	}{
 		"no node is known":   {nil, "shop", route("Service"), []string{"clients without a proxy do not apply it"}},
 		"a route":            {everywhere, "shop", route("Service"), nil},
-		"a route of clients": {everywhere, "other", route("Service"), []string{"clients without a proxy do not apply it: a route of another namespace than its parent's is for clients that a proxy knows"}},
+		"a route of clients": {everywhere, "other", route("Service"), []string{"clients without a proxy do not apply it to parents of other namespaces on nodes in mode iptables, nftables: n1, n2, n3, nor elsewhere if other namespaces share their address"}},
+		"a route of clients in mode userspace": {map[string][]string{"userspace": {"n4"}}, "other", route("Service"), []string{
+			"clients without a proxy do not apply it to parents of other namespaces if other namespaces share their address",
+		}},
+		"a route of clients in mode nftables": {map[string][]string{"nftables": {"n1"}}, "other", route("Service"), []string{"clients without a proxy do not apply it to parents of other namespaces"}},
 		"a route that leaves the site": {everywhere, "shop", route("ServiceImport"), []string{
 			"clients without a proxy do not apply it: ServiceImport b is reached by gateways, which takes a proxy",
 		}},
 		"a route of HTTP": {everywhere, "shop", &gatewayv1.HTTPRoute{}, []string{"clients without a proxy do not apply it"}},
 		"locality":        {everywhere, "shop", policy(meshv1alpha1.BackendPolicySpec{Locality: &meshv1alpha1.BackendLocality{Mode: meshv1alpha1.LocalityStrict}}), nil},
 		"locality of clients": {everywhere, "other", policy(meshv1alpha1.BackendPolicySpec{Locality: &meshv1alpha1.BackendLocality{Mode: meshv1alpha1.LocalityStrict}}), []string{
-			"clients without a proxy do not apply it to backends of other namespaces",
+			"clients without a proxy do not apply it to backends of other namespaces on nodes in mode iptables, nftables: n1, n2, n3, nor elsewhere if other namespaces share their address",
 		}},
 		"of a Mesh": {everywhere, "proxima-system", policy(meshv1alpha1.BackendPolicySpec{
 			PolicyTarget: meshv1alpha1.PolicyTarget{TargetRefs: []meshv1alpha1.PolicyTargetReference{{Kind: "Mesh", Name: "default"}}},

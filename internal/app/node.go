@@ -171,6 +171,7 @@ type agent struct {
 	isolation *isolation.Keeper
 	// permissions of workloads without a sidecar; nil: this is a gateway.
 	permissions *permit.Keeper
+	clients     clientNamespaces
 	// cgroups of workloads; nil: there are none here.
 	cgroups  *cgroups.Table
 	gateway  *gateway // nil: the agent is none

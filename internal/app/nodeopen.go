@@ -146,6 +146,7 @@ func (a *agent) apply(u node.Update) {
 	a.gateway.apply(u)
 	a.isolate(u)
 	a.permit(u)
+	a.nameClients(u)
 	a.learnLeaving(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)

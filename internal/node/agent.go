@@ -332,7 +332,9 @@ type work struct {
 	// origin of the endpoints; without a Service: the port is gone. backends are those of its route.
 	origin   choose.Origin
 	backends []choose.Backend
-	tunnel   []netip.AddrPort
+	// consumers, by their namespaces, if the mode is proxy.Namespaced.
+	consumers map[string]consumer
+	tunnel    []netip.AddrPort
 	// triggers that are in place with it.
 	triggers []time.Time
 }
@@ -364,6 +366,9 @@ func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) 
 		if svc, w.port = a.model.port(name); svc != nil {
 			w.origin, w.tunnel = a.model.origin(svc, w.port), a.facts.Tunnel
 			w.backends = a.model.backends(&w.origin)
+			if _, ok := a.opts.Mode.(proxy.Namespaced); ok {
+				w.consumers = a.model.consumers(&w.origin)
+			}
 		}
 		w.triggers = a.triggers[name]
 		delete(a.triggers, name)

@@ -11,7 +11,7 @@ import (
 func (m *model) setRouted(old, svc *proxy.Service) {
 	if old != nil {
 		for port, r := range old.Routing {
-			for _, b := range r.Backends {
+			for _, b := range routedBackends(r) {
 				if delete(m.routed[b.Service], proxy.PortName{ServiceName: old.Name, Port: port}); len(m.routed[b.Service]) == 0 {
 					delete(m.routed, b.Service)
 				}
@@ -22,13 +22,42 @@ func (m *model) setRouted(old, svc *proxy.Service) {
 		return
 	}
 	for port, r := range svc.Routing {
-		for _, b := range r.Backends {
+		for _, b := range routedBackends(r) {
 			if m.routed[b.Service] == nil {
 				m.routed[b.Service] = map[proxy.PortName]struct{}{}
 			}
 			m.routed[b.Service][proxy.PortName{ServiceName: svc.Name, Port: port}] = struct{}{}
 		}
 	}
+}
+
+// routedBackends are those of all clients, and of each namespace.
+func routedBackends(r *proxy.Routing) []proxy.RouteBackend {
+	out := r.Backends
+	for _, own := range r.Consumers {
+		out = slices.Concat(out, own.Backends)
+	}
+	return out
+}
+
+// consumer is what the endpoints for clients of a namespace are chosen from.
+type consumer struct {
+	origin   choose.Origin
+	backends []choose.Backend
+}
+
+// consumers of a port, by their namespaces; nil: there are none.
+func (m *model) consumers(o *choose.Origin) map[string]consumer {
+	if o.Routing == nil || len(o.Routing.Consumers) == 0 {
+		return nil
+	}
+	out := make(map[string]consumer, len(o.Routing.Consumers))
+	for namespace, r := range o.Routing.Consumers {
+		own := *o
+		own.Routing = r
+		out[namespace] = consumer{own, m.backends(&own)}
+	}
+	return out
 }
 
 // markRouted marks the service ports whose routes lead to a Service, and the names that lead to those.

@@ -58,6 +58,21 @@ func TestRoutes(t *testing.T) {
 	check("it comes", "10.0.0.1 10.0.0.2")
 	step(proxy.Update{Slices: slices(slice(2, 2, 3))})
 	check("its endpoints change", "10.0.0.1 10.0.0.2 10.0.0.3")
+	consumed := service(0)
+	consumed.Routing = map[string]*proxy.Routing{"http": {Consumers: map[string]*proxy.Routing{
+		"front": {Route: "front/r", Backends: []proxy.RouteBackend{{Service: name(1), Port: 80, Weight: 1}}},
+	}}}
+	step(proxy.Update{Services: services(consumed)})
+	check("clients of a namespace have a route", "10.0.0.9")
+	step(proxy.Update{Slices: slices(slice(1, 4))})
+	check("its endpoints change", "10.0.0.9")
+	o := m.origin(consumed, consumed.Ports[0])
+	w := work{name: portName(0), port: consumed.Ports[0], origin: o, consumers: m.consumers(&o)}
+	if state, _ := w.choose((&Agent{model: m}).node(), time.Time{}); addrs(state.Consumers["front"]) != "10.0.0.4" || state.Consumers["front"].Name != portName(0) {
+		t.Errorf("for clients of the namespace: %+v", state.Consumers["front"])
+	}
+	step(proxy.Update{Services: services(routed), Slices: slices(slice(1, 1))})
+	check("a route for all", "10.0.0.1 10.0.0.2 10.0.0.3")
 	foreign := service(2)
 	foreign.Scope.Mesh = "other"
 	scoped := *routed

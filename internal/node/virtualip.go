@@ -94,5 +94,16 @@ func (w *work) choose(node choose.Node, now time.Time) (state *proxy.PortState, 
 	}
 	state, step = choose.Port(w.origin, w.backends, w.tunnel, node, now)
 	state.Name, state.Port = w.name, w.port
+	for namespace, c := range w.consumers {
+		own, at := choose.Port(c.origin, c.backends, w.tunnel, node, now)
+		own.Name, own.Port = w.name, w.port
+		if !at.IsZero() && (step.IsZero() || at.Before(step)) {
+			step = at
+		}
+		if state.Consumers == nil {
+			state.Consumers = map[string]*proxy.PortState{}
+		}
+		state.Consumers[namespace] = own
+	}
 	return state, step
 }

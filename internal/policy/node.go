@@ -12,7 +12,7 @@ import (
 
 // Producer is what routes and policies in the namespace of a backend, and of its Mesh, say of
 // connections to a port of it: they hold for all clients, also for those of which nobody knows the
-// namespace, as a node's kernel does not.
+// namespace, as a node's kernel does not. Of a Consumer it is what holds for clients of one namespace.
 type Producer struct {
 	// Route is the TCPRoute that Backends are of; zero: there is none.
 	Route    Source
@@ -23,8 +23,30 @@ type Producer struct {
 
 // Producer of a port of a backend; false: nothing is said of it.
 func (x *Index) Producer(ref Ref, port Port) (Producer, bool) {
+	return x.Consumer(ref.Key.Namespace, ref, port)
+}
+
+// Consumers are the namespaces with routes or policies of their own for a backend of another one, sorted.
+func (x *Index) Consumers(ref Ref) []string {
+	var out []string
+	for route := range x.routes.byParent[ref] {
+		if _, refused := x.routes.refused[route]; !refused && route.Kind == "TCPRoute" && route.Key.Namespace != ref.Key.Namespace {
+			out = append(out, route.Key.Namespace)
+		}
+	}
+	for _, e := range x.policies["BackendPolicy"].byTarget[ref] {
+		if e.source.Key.Namespace != ref.Key.Namespace {
+			out = append(out, e.source.Key.Namespace)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Consumer is what holds for clients of a namespace: its own routes and policies, and the producer's where it
+// has none.
+func (x *Index) Consumer(client string, ref Ref, port Port) (Producer, bool) {
 	var out Producer
-	client := ref.Key.Namespace
 	if routes := x.attached(client, ref, port, "TCPRoute"); len(routes) > 0 {
 		out.Route, out.Backends = Source(routes[0]), x.TCPBackends(client, ref, port)
 	}
@@ -71,6 +93,9 @@ type NodeAbility struct {
 	Connecting bool
 	// Addresses: clients keep their addresses, and it sees to permissions by address.
 	Addresses bool
+	// Namespaces: it knows the namespaces of clients that are workloads of the node with addresses of
+	// their own, and follows the routes and policies of those.
+	Namespaces bool
 }
 
 // NotOnNodes names the fields that a BackendPolicy sets and that a node does not enforce, by their
@@ -121,6 +146,26 @@ func Produces(of Source, to Ref, targets []mesh.PolicyTargetReference) bool {
 		}
 	}
 	return of.Key.Namespace == to.Key.Namespace
+}
+
+// HasConsumers reports whether a TCPRoute or BackendPolicy of a snapshot is for a backend of another
+// namespace.
+func HasConsumers(s *catalog.Snapshot) bool {
+	for key, r := range s.TCPRoutes.All() {
+		for i := range r.Spec.ParentRefs {
+			if n := r.Spec.ParentRefs[i].Namespace; n != nil && string(*n) != key.Namespace {
+				return true
+			}
+		}
+	}
+	for key, p := range s.BackendPolicies.All() {
+		for i := range p.Spec.TargetRefs {
+			if n := p.Spec.TargetRefs[i].Namespace; n != "" && n != key.Namespace {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ConnectionTables are those of Tables that an index needs to answer Producer.

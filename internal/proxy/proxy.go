@@ -10,6 +10,7 @@ package proxy
 import (
 	"context"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -235,6 +236,8 @@ type PortState struct {
 	// Divided: the weights are of the backends of a route, whose shares count more than those of
 	// single endpoints.
 	Divided bool
+	// Consumers are the states for clients of some namespaces, in a mode that is Namespaced.
+	Consumers map[string]*PortState
 }
 
 // Choice is the outcome for one address family.
@@ -319,6 +322,13 @@ func (s *PortState) Endpoints() iter.Seq[netip.AddrPort] {
 				}
 			}
 		}
+		for _, c := range s.Consumers {
+			for addr := range c.Endpoints() {
+				if !yield(addr) {
+					return
+				}
+			}
+		}
 	}
 }
 
@@ -339,7 +349,8 @@ func (s *PortState) Equal(t *PortState) bool {
 	}
 	return s.Name == t.Name && s.Port == t.Port && s.LocalReady == t.LocalReady &&
 		s.SourceHash == t.SourceHash && s.ConnectTimeout == t.ConnectTimeout && s.TCPAttempts == t.TCPAttempts && s.Divided == t.Divided &&
-		s.IPv4.equal(&t.IPv4) && s.IPv6.equal(&t.IPv6) && s.Service.equalButPorts(t.Service)
+		s.IPv4.equal(&t.IPv4) && s.IPv6.equal(&t.IPv6) && s.Service.equalButPorts(t.Service) &&
+		maps.EqualFunc(s.Consumers, t.Consumers, (*PortState).Equal)
 }
 
 func (c *Choice) equal(d *Choice) bool {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -25,6 +26,16 @@ type Routing struct {
 	ConnectTimeout time.Duration
 	// TCPAttempts to connect, on different endpoints; 0: the mode's own.
 	TCPAttempts uint32
+	// Consumers are what holds for clients of other namespaces than the Service's, where those have routes
+	// or policies of their own, by namespace. They have no Consumers.
+	Consumers map[string]*Routing
+}
+
+// Namespaced is a Mode that knows which namespaces clients are of, and follows PortState.Consumers.
+type Namespaced interface {
+	// SetNamespaces takes over the namespaces of clients by their addresses; they are all that are known.
+	// The map is the mode's from then on. It may be called at any time.
+	SetNamespaces(map[netip.Addr]string)
 }
 
 // RouteBackend is a port of a Service to which a route leads.

@@ -9,6 +9,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
@@ -23,10 +24,12 @@ type meshViews struct {
 	namespaces map[string]string
 	moved      []string
 	// workloads are in the views while needed: there are several meshes, or a closed one, or nodes see to
-	// permissions.
+	// permissions, or to routes and policies for clients of a namespace.
 	workloads   map[string][]byte
 	needed      bool
 	permissions permissions
+	// consumers: nodes have to know the namespaces of clients.
+	consumers bool
 }
 
 func newMeshViews() meshViews {
@@ -68,7 +71,10 @@ func (b *Builder) storeMeshes(d *catalog.Delta) []change {
 		}
 	}
 	guarded, allGuarded := b.meshes.permissions.store(d)
-	needed := len(b.meshes.bodies) > 1 || len(b.meshes.closed) > 0 || b.meshes.permissions.index != nil
+	if len(d.TCPRoutes)+len(d.BackendPolicies) > 0 {
+		b.meshes.consumers = policy.HasConsumers(d.After)
+	}
+	needed := len(b.meshes.bodies) > 1 || len(b.meshes.closed) > 0 || b.meshes.permissions.index != nil || b.meshes.consumers
 	if needed != b.meshes.needed {
 		b.meshes.needed = needed
 		for key := range b.meshes.workloads {

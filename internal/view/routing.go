@@ -1,6 +1,7 @@
 package view
 
 import (
+	"reflect"
 	"strings"
 	"time"
 
@@ -110,6 +111,9 @@ func (r *Routings) serviceOf(ref policy.Ref) catalog.Key {
 
 func (r *Routings) says(key catalog.Key, s *corev1.Service) bool {
 	ref := policy.BackendRef(r.snapshot, key)
+	if len(r.index.Consumers(ref)) > 0 {
+		return true
+	}
 	for i := range s.Spec.Ports {
 		if _, ok := r.index.Producer(ref, portOf(&s.Spec.Ports[i])); ok {
 			return true
@@ -131,14 +135,18 @@ func (r *Routings) Of(key catalog.Key, s *corev1.Service) map[string]*proxy.Rout
 	}
 	ref := policy.BackendRef(r.snapshot, key)
 	var out map[string]*proxy.Routing
+	consumers := r.index.Consumers(ref)
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
+		var routing *proxy.Routing
 		said, ok := r.index.Producer(ref, portOf(p))
-		if !ok {
-			continue
+		if ok {
+			routing = r.routing(key, p.Protocol, &said)
 		}
-		r.routed[key] = struct{}{}
-		if routing := r.routing(key, p.Protocol, &said); routing != nil {
+		if ok || len(consumers) > 0 {
+			r.routed[key] = struct{}{}
+		}
+		if routing = r.withConsumers(routing, consumers, key, ref, p); routing != nil {
 			if out == nil {
 				out = map[string]*proxy.Routing{}
 			}
@@ -146,6 +154,30 @@ func (r *Routings) Of(key catalog.Key, s *corev1.Service) map[string]*proxy.Rout
 		}
 	}
 	return out
+}
+
+// withConsumers adds what holds for clients of namespaces, where it differs from what holds for all.
+func (r *Routings) withConsumers(all *proxy.Routing, namespaces []string, key catalog.Key, ref policy.Ref, p *corev1.ServicePort) *proxy.Routing {
+	own := map[string]*proxy.Routing{}
+	for _, namespace := range namespaces {
+		said, _ := r.index.Consumer(namespace, ref, portOf(p))
+		routing := r.routing(key, p.Protocol, &said)
+		if reflect.DeepEqual(routing, all) {
+			continue
+		}
+		if routing == nil {
+			routing = &proxy.Routing{}
+		}
+		own[namespace] = routing
+	}
+	if len(own) == 0 {
+		return all
+	}
+	if all == nil {
+		all = &proxy.Routing{}
+	}
+	all.Consumers = own
+	return all
 }
 
 // routing is what nodes do of what is said; nil: nothing.

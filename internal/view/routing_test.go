@@ -166,11 +166,14 @@ func TestRoutings(t *testing.T) {
 	}
 }
 
-// TestConsumersDoNotRoute: what namespaces of clients say is not for all clients of a node.
-func TestConsumersDoNotRoute(t *testing.T) {
+// TestConsumers: what namespaces of clients say is for their clients alone.
+func TestConsumers(t *testing.T) {
 	r := newRoutingRig(t, viewtest.Service("web", "10.0.0.1"), tcpRoute("theirs", map[string]int32{"web": 1}),
 		backendPolicy("theirs", meshv1alpha1.BackendPolicySpec{Locality: &meshv1alpha1.BackendLocality{Mode: meshv1alpha1.LocalityOff}}))
-	r.want("policies of a consumer", nil, "ns/web")
+	theirs := &proxy.Routing{
+		Route: "theirs/split", Backends: []proxy.RouteBackend{{Weight: 1}}, Policy: "theirs/p", Locality: &proxy.Locality{Mode: proxy.LocalityOff},
+	}
+	r.want("policies of a consumer", &proxy.Routing{Consumers: map[string]*proxy.Routing{"theirs": theirs}}, "ns/web")
 }
 
 // TestRouteToAnotherSite: a route that leads to a service outside is left to sidecars.

@@ -126,7 +126,7 @@ func (x LocalityPreference_Mode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LocalityPreference_Mode.Descriptor instead.
 func (LocalityPreference_Mode) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{4, 0}
+	return file_node_proto_rawDescGZIP(), []int{5, 0}
 }
 
 type Failover_To int32
@@ -178,7 +178,7 @@ func (x Failover_To) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Failover_To.Descriptor instead.
 func (Failover_To) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5, 0}
+	return file_node_proto_rawDescGZIP(), []int{6, 0}
 }
 
 // An IP prefix: 4 or 16 bytes of address and the number of leading bits.
@@ -334,8 +334,10 @@ type Routing struct {
 	// Of an attempt to connect, in milliseconds, and how many; 0: the mode's own.
 	ConnectTimeoutMillis uint32 `protobuf:"varint,6,opt,name=connect_timeout_millis,json=connectTimeoutMillis,proto3" json:"connect_timeout_millis,omitempty"`
 	TcpAttempts          uint32 `protobuf:"varint,7,opt,name=tcp_attempts,json=tcpAttempts,proto3" json:"tcp_attempts,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// What holds for clients of some namespaces in its place. These have none.
+	Consumers     []*ConsumerRouting `protobuf:"bytes,8,rep,name=consumers,proto3" json:"consumers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Routing) Reset() {
@@ -417,6 +419,65 @@ func (x *Routing) GetTcpAttempts() uint32 {
 	return 0
 }
 
+func (x *Routing) GetConsumers() []*ConsumerRouting {
+	if x != nil {
+		return x.Consumers
+	}
+	return nil
+}
+
+type ConsumerRouting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Routing       *Routing               `protobuf:"bytes,2,opt,name=routing,proto3" json:"routing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumerRouting) Reset() {
+	*x = ConsumerRouting{}
+	mi := &file_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumerRouting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumerRouting) ProtoMessage() {}
+
+func (x *ConsumerRouting) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumerRouting.ProtoReflect.Descriptor instead.
+func (*ConsumerRouting) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ConsumerRouting) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ConsumerRouting) GetRouting() *Routing {
+	if x != nil {
+		return x.Routing
+	}
+	return nil
+}
+
 type RouteBackend struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -430,7 +491,7 @@ type RouteBackend struct {
 
 func (x *RouteBackend) Reset() {
 	*x = RouteBackend{}
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +503,7 @@ func (x *RouteBackend) String() string {
 func (*RouteBackend) ProtoMessage() {}
 
 func (x *RouteBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +516,7 @@ func (x *RouteBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteBackend.ProtoReflect.Descriptor instead.
 func (*RouteBackend) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{3}
+	return file_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RouteBackend) GetNamespace() string {
@@ -498,7 +559,7 @@ type LocalityPreference struct {
 
 func (x *LocalityPreference) Reset() {
 	*x = LocalityPreference{}
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +571,7 @@ func (x *LocalityPreference) String() string {
 func (*LocalityPreference) ProtoMessage() {}
 
 func (x *LocalityPreference) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +584,7 @@ func (x *LocalityPreference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalityPreference.ProtoReflect.Descriptor instead.
 func (*LocalityPreference) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{4}
+	return file_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LocalityPreference) GetMode() LocalityPreference_Mode {
@@ -561,7 +622,7 @@ type Failover struct {
 
 func (x *Failover) Reset() {
 	*x = Failover{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +634,7 @@ func (x *Failover) String() string {
 func (*Failover) ProtoMessage() {}
 
 func (x *Failover) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +647,7 @@ func (x *Failover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failover.ProtoReflect.Descriptor instead.
 func (*Failover) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Failover) GetFrom() []string {
@@ -636,7 +697,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +709,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +722,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Service) GetNamespace() string {
@@ -769,7 +830,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +842,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +855,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Scope) GetMesh() string {
@@ -823,7 +884,7 @@ type Mesh struct {
 
 func (x *Mesh) Reset() {
 	*x = Mesh{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +896,7 @@ func (x *Mesh) String() string {
 func (*Mesh) ProtoMessage() {}
 
 func (x *Mesh) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +909,7 @@ func (x *Mesh) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mesh.ProtoReflect.Descriptor instead.
 func (*Mesh) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Mesh) GetName() string {
@@ -885,7 +946,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +958,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +971,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -977,7 +1038,7 @@ type GuardedPort struct {
 
 func (x *GuardedPort) Reset() {
 	*x = GuardedPort{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1050,7 @@ func (x *GuardedPort) String() string {
 func (*GuardedPort) ProtoMessage() {}
 
 func (x *GuardedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1063,7 @@ func (x *GuardedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuardedPort.ProtoReflect.Descriptor instead.
 func (*GuardedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GuardedPort) GetPort() uint32 {
@@ -1051,7 +1112,7 @@ type Callers struct {
 
 func (x *Callers) Reset() {
 	*x = Callers{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1124,7 @@ func (x *Callers) String() string {
 func (*Callers) ProtoMessage() {}
 
 func (x *Callers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1137,7 @@ func (x *Callers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Callers.ProtoReflect.Descriptor instead.
 func (*Callers) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Callers) GetSet() string {
@@ -1104,7 +1165,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1177,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1190,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SlicePort) GetName() string {
@@ -1181,7 +1242,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1254,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1267,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Endpoint) GetAddress() []byte {
@@ -1306,7 +1367,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1379,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1392,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EndpointSlice) GetNamespace() string {
@@ -1401,7 +1462,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1474,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1487,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Name) GetNamespace() string {
@@ -1487,7 +1548,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1560,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1573,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Target) GetAddress() []byte {
@@ -1561,7 +1622,7 @@ type NameSlice struct {
 
 func (x *NameSlice) Reset() {
 	*x = NameSlice{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1634,7 @@ func (x *NameSlice) String() string {
 func (*NameSlice) ProtoMessage() {}
 
 func (x *NameSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1647,7 @@ func (x *NameSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameSlice.ProtoReflect.Descriptor instead.
 func (*NameSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NameSlice) GetNamespace() string {
@@ -1642,7 +1703,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1715,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1728,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Suspect) GetNode() string {
@@ -1688,7 +1749,7 @@ type Leaving struct {
 
 func (x *Leaving) Reset() {
 	*x = Leaving{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1761,7 @@ func (x *Leaving) String() string {
 func (*Leaving) ProtoMessage() {}
 
 func (x *Leaving) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1774,7 @@ func (x *Leaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leaving.ProtoReflect.Descriptor instead.
 func (*Leaving) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Leaving) GetNode() string {
@@ -1750,7 +1811,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1823,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1836,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Remote) GetNamespace() string {
@@ -1860,7 +1921,7 @@ type External struct {
 
 func (x *External) Reset() {
 	*x = External{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1933,7 @@ func (x *External) String() string {
 func (*External) ProtoMessage() {}
 
 func (x *External) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1946,7 @@ func (x *External) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use External.ProtoReflect.Descriptor instead.
 func (*External) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *External) GetPlaces() []*Place {
@@ -1918,7 +1979,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +1991,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2004,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Place) GetHost() string {
@@ -2000,7 +2061,7 @@ type ExternalTLS struct {
 
 func (x *ExternalTLS) Reset() {
 	*x = ExternalTLS{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2073,7 @@ func (x *ExternalTLS) String() string {
 func (*ExternalTLS) ProtoMessage() {}
 
 func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2086,7 @@ func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
 func (*ExternalTLS) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExternalTLS) GetServerName() string {
@@ -2109,7 +2170,7 @@ type NameMatch struct {
 
 func (x *NameMatch) Reset() {
 	*x = NameMatch{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2182,7 @@ func (x *NameMatch) String() string {
 func (*NameMatch) ProtoMessage() {}
 
 func (x *NameMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2195,7 @@ func (x *NameMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
 func (*NameMatch) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NameMatch) GetValue() string {
@@ -2169,7 +2230,7 @@ type RemotePort struct {
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2242,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2255,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemotePort) GetName() string {
@@ -2245,7 +2306,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2318,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2331,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Split) GetHere() uint32 {
@@ -2297,7 +2358,7 @@ type SitePart struct {
 
 func (x *SitePart) Reset() {
 	*x = SitePart{}
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2370,7 @@ func (x *SitePart) String() string {
 func (*SitePart) ProtoMessage() {}
 
 func (x *SitePart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2383,7 @@ func (x *SitePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
 func (*SitePart) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{27}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SitePart) GetSite() string {
@@ -2353,7 +2414,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2426,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2439,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{28}
+	return file_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -2423,7 +2484,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2496,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[29]
+	mi := &file_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2509,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{29}
+	return file_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Gateway) GetName() string {
@@ -2493,7 +2554,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[30]
+	mi := &file_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2566,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[30]
+	mi := &file_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2579,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{30}
+	return file_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -2593,7 +2654,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[31]
+	mi := &file_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2666,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[31]
+	mi := &file_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2679,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{31}
+	return file_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -2669,7 +2730,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[32]
+	mi := &file_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +2742,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[32]
+	mi := &file_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +2755,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{32}
+	return file_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -2752,7 +2813,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[33]
+	mi := &file_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +2825,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[33]
+	mi := &file_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +2838,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{33}
+	return file_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *State) GetNode() string {
@@ -2813,7 +2874,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[34]
+	mi := &file_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2825,7 +2886,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[34]
+	mi := &file_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2838,7 +2899,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{34}
+	return file_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -2873,7 +2934,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[35]
+	mi := &file_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +2946,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[35]
+	mi := &file_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +2959,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{35}
+	return file_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2937,7 +2998,7 @@ const file_node_proto_rawDesc = "" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\rR\bnodePort\x12!\n" +
 	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\x122\n" +
-	"\arouting\x18\x06 \x01(\v2\x18.proxima.node.v1.RoutingR\arouting\"\xad\x02\n" +
+	"\arouting\x18\x06 \x01(\v2\x18.proxima.node.v1.RoutingR\arouting\"\xed\x02\n" +
 	"\aRouting\x12\x14\n" +
 	"\x05route\x18\x01 \x01(\tR\x05route\x129\n" +
 	"\bbackends\x18\x02 \x03(\v2\x1d.proxima.node.v1.RouteBackendR\bbackends\x12\x16\n" +
@@ -2946,7 +3007,11 @@ const file_node_proto_rawDesc = "" +
 	"\vsource_hash\x18\x05 \x01(\bR\n" +
 	"sourceHash\x124\n" +
 	"\x16connect_timeout_millis\x18\x06 \x01(\rR\x14connectTimeoutMillis\x12!\n" +
-	"\ftcp_attempts\x18\a \x01(\rR\vtcpAttempts\"r\n" +
+	"\ftcp_attempts\x18\a \x01(\rR\vtcpAttempts\x12>\n" +
+	"\tconsumers\x18\b \x03(\v2 .proxima.node.v1.ConsumerRoutingR\tconsumers\"c\n" +
+	"\x0fConsumerRouting\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x122\n" +
+	"\arouting\x18\x02 \x01(\v2\x18.proxima.node.v1.RoutingR\arouting\"r\n" +
 	"\fRouteBackend\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
@@ -3178,7 +3243,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),                // 0: proxima.node.v1.Protocol
 	(LocalityPreference_Mode)(0), // 1: proxima.node.v1.LocalityPreference.Mode
@@ -3186,82 +3251,85 @@ var file_node_proto_goTypes = []any{
 	(*Prefix)(nil),               // 3: proxima.node.v1.Prefix
 	(*ServicePort)(nil),          // 4: proxima.node.v1.ServicePort
 	(*Routing)(nil),              // 5: proxima.node.v1.Routing
-	(*RouteBackend)(nil),         // 6: proxima.node.v1.RouteBackend
-	(*LocalityPreference)(nil),   // 7: proxima.node.v1.LocalityPreference
-	(*Failover)(nil),             // 8: proxima.node.v1.Failover
-	(*Service)(nil),              // 9: proxima.node.v1.Service
-	(*Scope)(nil),                // 10: proxima.node.v1.Scope
-	(*Mesh)(nil),                 // 11: proxima.node.v1.Mesh
-	(*Workload)(nil),             // 12: proxima.node.v1.Workload
-	(*GuardedPort)(nil),          // 13: proxima.node.v1.GuardedPort
-	(*Callers)(nil),              // 14: proxima.node.v1.Callers
-	(*SlicePort)(nil),            // 15: proxima.node.v1.SlicePort
-	(*Endpoint)(nil),             // 16: proxima.node.v1.Endpoint
-	(*EndpointSlice)(nil),        // 17: proxima.node.v1.EndpointSlice
-	(*Name)(nil),                 // 18: proxima.node.v1.Name
-	(*Target)(nil),               // 19: proxima.node.v1.Target
-	(*NameSlice)(nil),            // 20: proxima.node.v1.NameSlice
-	(*Suspect)(nil),              // 21: proxima.node.v1.Suspect
-	(*Leaving)(nil),              // 22: proxima.node.v1.Leaving
-	(*Remote)(nil),               // 23: proxima.node.v1.Remote
-	(*External)(nil),             // 24: proxima.node.v1.External
-	(*Place)(nil),                // 25: proxima.node.v1.Place
-	(*ExternalTLS)(nil),          // 26: proxima.node.v1.ExternalTLS
-	(*NameMatch)(nil),            // 27: proxima.node.v1.NameMatch
-	(*RemotePort)(nil),           // 28: proxima.node.v1.RemotePort
-	(*Split)(nil),                // 29: proxima.node.v1.Split
-	(*SitePart)(nil),             // 30: proxima.node.v1.SitePart
-	(*RemoteSite)(nil),           // 31: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),              // 32: proxima.node.v1.Gateway
-	(*Offer)(nil),                // 33: proxima.node.v1.Offer
-	(*OfferedPort)(nil),          // 34: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),            // 35: proxima.node.v1.VirtualIP
-	(*State)(nil),                // 36: proxima.node.v1.State
-	(*TypeState)(nil),            // 37: proxima.node.v1.TypeState
-	(*StoredResource)(nil),       // 38: proxima.node.v1.StoredResource
+	(*ConsumerRouting)(nil),      // 6: proxima.node.v1.ConsumerRouting
+	(*RouteBackend)(nil),         // 7: proxima.node.v1.RouteBackend
+	(*LocalityPreference)(nil),   // 8: proxima.node.v1.LocalityPreference
+	(*Failover)(nil),             // 9: proxima.node.v1.Failover
+	(*Service)(nil),              // 10: proxima.node.v1.Service
+	(*Scope)(nil),                // 11: proxima.node.v1.Scope
+	(*Mesh)(nil),                 // 12: proxima.node.v1.Mesh
+	(*Workload)(nil),             // 13: proxima.node.v1.Workload
+	(*GuardedPort)(nil),          // 14: proxima.node.v1.GuardedPort
+	(*Callers)(nil),              // 15: proxima.node.v1.Callers
+	(*SlicePort)(nil),            // 16: proxima.node.v1.SlicePort
+	(*Endpoint)(nil),             // 17: proxima.node.v1.Endpoint
+	(*EndpointSlice)(nil),        // 18: proxima.node.v1.EndpointSlice
+	(*Name)(nil),                 // 19: proxima.node.v1.Name
+	(*Target)(nil),               // 20: proxima.node.v1.Target
+	(*NameSlice)(nil),            // 21: proxima.node.v1.NameSlice
+	(*Suspect)(nil),              // 22: proxima.node.v1.Suspect
+	(*Leaving)(nil),              // 23: proxima.node.v1.Leaving
+	(*Remote)(nil),               // 24: proxima.node.v1.Remote
+	(*External)(nil),             // 25: proxima.node.v1.External
+	(*Place)(nil),                // 26: proxima.node.v1.Place
+	(*ExternalTLS)(nil),          // 27: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),            // 28: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),           // 29: proxima.node.v1.RemotePort
+	(*Split)(nil),                // 30: proxima.node.v1.Split
+	(*SitePart)(nil),             // 31: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),           // 32: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),              // 33: proxima.node.v1.Gateway
+	(*Offer)(nil),                // 34: proxima.node.v1.Offer
+	(*OfferedPort)(nil),          // 35: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),            // 36: proxima.node.v1.VirtualIP
+	(*State)(nil),                // 37: proxima.node.v1.State
+	(*TypeState)(nil),            // 38: proxima.node.v1.TypeState
+	(*StoredResource)(nil),       // 39: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
 	5,  // 1: proxima.node.v1.ServicePort.routing:type_name -> proxima.node.v1.Routing
-	6,  // 2: proxima.node.v1.Routing.backends:type_name -> proxima.node.v1.RouteBackend
-	7,  // 3: proxima.node.v1.Routing.locality:type_name -> proxima.node.v1.LocalityPreference
-	1,  // 4: proxima.node.v1.LocalityPreference.mode:type_name -> proxima.node.v1.LocalityPreference.Mode
-	8,  // 5: proxima.node.v1.LocalityPreference.failover:type_name -> proxima.node.v1.Failover
-	2,  // 6: proxima.node.v1.Failover.to:type_name -> proxima.node.v1.Failover.To
-	3,  // 7: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
-	4,  // 8: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
-	10, // 9: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
-	13, // 10: proxima.node.v1.Workload.ports:type_name -> proxima.node.v1.GuardedPort
-	0,  // 11: proxima.node.v1.GuardedPort.protocol:type_name -> proxima.node.v1.Protocol
-	14, // 12: proxima.node.v1.GuardedPort.deny:type_name -> proxima.node.v1.Callers
-	14, // 13: proxima.node.v1.GuardedPort.allow:type_name -> proxima.node.v1.Callers
-	3,  // 14: proxima.node.v1.Callers.ranges:type_name -> proxima.node.v1.Prefix
-	0,  // 15: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
-	15, // 16: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
-	16, // 17: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
-	4,  // 18: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
-	10, // 19: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
-	15, // 20: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
-	19, // 21: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	28, // 22: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	31, // 23: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	32, // 24: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	24, // 25: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
-	25, // 26: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
-	26, // 27: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
-	27, // 28: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	29, // 29: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
-	30, // 30: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
-	32, // 31: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	34, // 32: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	24, // 33: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	37, // 34: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	38, // 35: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	7,  // 2: proxima.node.v1.Routing.backends:type_name -> proxima.node.v1.RouteBackend
+	8,  // 3: proxima.node.v1.Routing.locality:type_name -> proxima.node.v1.LocalityPreference
+	6,  // 4: proxima.node.v1.Routing.consumers:type_name -> proxima.node.v1.ConsumerRouting
+	5,  // 5: proxima.node.v1.ConsumerRouting.routing:type_name -> proxima.node.v1.Routing
+	1,  // 6: proxima.node.v1.LocalityPreference.mode:type_name -> proxima.node.v1.LocalityPreference.Mode
+	9,  // 7: proxima.node.v1.LocalityPreference.failover:type_name -> proxima.node.v1.Failover
+	2,  // 8: proxima.node.v1.Failover.to:type_name -> proxima.node.v1.Failover.To
+	3,  // 9: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
+	4,  // 10: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
+	11, // 11: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
+	14, // 12: proxima.node.v1.Workload.ports:type_name -> proxima.node.v1.GuardedPort
+	0,  // 13: proxima.node.v1.GuardedPort.protocol:type_name -> proxima.node.v1.Protocol
+	15, // 14: proxima.node.v1.GuardedPort.deny:type_name -> proxima.node.v1.Callers
+	15, // 15: proxima.node.v1.GuardedPort.allow:type_name -> proxima.node.v1.Callers
+	3,  // 16: proxima.node.v1.Callers.ranges:type_name -> proxima.node.v1.Prefix
+	0,  // 17: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
+	16, // 18: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
+	17, // 19: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
+	4,  // 20: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
+	11, // 21: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
+	16, // 22: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
+	20, // 23: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
+	29, // 24: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	32, // 25: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	33, // 26: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	25, // 27: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	26, // 28: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	27, // 29: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	28, // 30: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	30, // 31: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	31, // 32: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	33, // 33: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	35, // 34: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	25, // 35: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	38, // 36: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	39, // 37: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -3275,7 +3343,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

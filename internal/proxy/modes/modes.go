@@ -104,7 +104,7 @@ var table = []entry{
 	{
 		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
 		new: newUserspace, cleanup: cleanUserspace,
-		does: policy.NodeAbility{SourceHash: true, RoundRobin: true, Connecting: true},
+		does: policy.NodeAbility{SourceHash: true, RoundRobin: true, Connecting: true, Namespaces: true},
 	},
 }
 

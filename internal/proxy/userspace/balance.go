@@ -17,6 +17,8 @@ import (
 type view struct {
 	state  *proxy.PortState
 	v4, v6 pools
+	// consumers are the views of clients of some namespaces.
+	consumers map[string]*view
 }
 
 type pools struct{ cluster, local *pool }
@@ -25,12 +27,36 @@ func newView(state *proxy.PortState) *view {
 	if state == nil {
 		return &view{}
 	}
-	return &view{
+	v := &view{
 		state: state,
 		v4:    newPools(&state.IPv4),
 		v6:    newPools(&state.IPv6),
 	}
+	for namespace, own := range state.Consumers {
+		if v.consumers == nil {
+			v.consumers = map[string]*view{}
+		}
+		v.consumers[namespace] = newView(own)
+	}
+	return v
 }
+
+// viewFor a client: that of its namespace, where that has routes or policies of its own.
+func (p *servicePort) viewFor(client netip.Addr) *view {
+	v := p.view.Load()
+	if len(v.consumers) == 0 {
+		return v
+	}
+	if known := p.mode.namespaces.Load(); known != nil {
+		if own := v.consumers[(*known)[client.Unmap()]]; own != nil {
+			return own
+		}
+	}
+	return v
+}
+
+// SetNamespaces implements proxy.Namespaced.
+func (m *Mode) SetNamespaces(of map[netip.Addr]string) { m.namespaces.Store(&of) }
 
 func newPools(c *proxy.Choice) pools {
 	out := pools{newPool(c.Cluster), newPool(c.Local)}
@@ -64,6 +90,11 @@ func (v *view) serves(addr netip.AddrPort) bool {
 	}
 	for _, c := range []*proxy.Choice{&v.state.IPv4, &v.state.IPv6} {
 		if slices.Contains(c.Held, addr) {
+			return true
+		}
+	}
+	for _, own := range v.consumers {
+		if own.serves(addr) {
 			return true
 		}
 	}

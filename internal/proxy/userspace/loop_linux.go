@@ -277,7 +277,7 @@ func (l *loop) begin(f *loopFrontend, fd int, peer netip.Addr) {
 	p.counters.connections.Add(1)
 	p.counters.active.Add(1)
 	c := l.newConn(p, fd)
-	v := p.view.Load()
+	v := p.viewFor(peer)
 	from := p.poolFor(v, f.key, peer, func() netip.Addr { return localAddr(fd) })
 	if from == nil {
 		p.counters.rejected.Add(1)

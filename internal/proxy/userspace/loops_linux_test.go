@@ -241,3 +241,54 @@ func awaitError(t *testing.T, c *net.TCPConn) (got syscall.Errno) {
 	}
 	return got
 }
+
+// says is a server that writes a letter to who connects, and closes.
+func says(t *testing.T, letter byte) netip.AddrPort {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte{letter})
+			_ = c.Close()
+		}
+	}()
+	return ln.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// TestClientsOfNamespaces: clients whose namespace has a route of its own are sent where that leads, others are not.
+func TestClientsOfNamespaces(t *testing.T) {
+	all, own := says(t, 'a'), says(t, 'o')
+	for name, options := range map[string]userspace.Options{"loop": {}, "portable": userspace.Portable(userspace.Options{})} {
+		t.Run(name, func(t *testing.T) {
+			m := newMode(t, options)
+			defer closeNow(t, m)
+			vip := netip.MustParseAddrPort("127.96.250.16:8080")
+			a, b := change("a", vip, all), change("a", vip, own)
+			a.State.Consumers = map[string]*proxy.PortState{"front": b.State}
+			if err := m.Apply(t.Context(), []proxy.Change{a}); err != nil {
+				t.Fatal(err)
+			}
+			m.SetNamespaces(map[netip.Addr]string{netip.MustParseAddr("127.0.0.5"): "front", netip.MustParseAddr("127.0.0.6"): "back"})
+			for from, want := range map[string]string{"127.0.0.5": "o", "127.0.0.6": "a", "127.0.0.7": "a"} {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 20 * time.Second}
+				c, err := d.Dial("tcp", vip.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+				if got, err := io.ReadAll(c); string(got) != want {
+					t.Errorf("%s is served by %q (%v), want %q", from, got, err, want)
+				}
+				_ = c.Close()
+			}
+		})
+	}
+}

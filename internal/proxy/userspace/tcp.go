@@ -90,8 +90,8 @@ func (f *tcpFront) handle(client *net.TCPConn) {
 // route connects to an endpoint that is to serve a client.
 func (f *tcpFront) route(conn *net.TCPConn) (*net.TCPConn, *exchange, error) {
 	p := f.port
-	v := p.view.Load()
 	peer := addrOf(conn.RemoteAddr())
+	v := p.viewFor(peer)
 	from := p.poolFor(v, f.key, peer, func() netip.Addr { return addrOf(conn.LocalAddr()) })
 	if from == nil {
 		p.counters.rejected.Add(1)

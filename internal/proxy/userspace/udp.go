@@ -158,7 +158,7 @@ func (f *udpFrontend) another(fl *flow) *flow {
 // none. The caller holds f.mu.
 func (f *udpFrontend) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	p, m := f.port, f.port.mode
-	v := p.view.Load()
+	v := p.viewFor(client.Addr())
 	from := p.poolFor(v, f.key, client.Addr(), func() netip.Addr { return addrOf(f.conn.LocalAddr()) })
 	if from == nil || f.closed {
 		p.counters.rejected.Add(1)

@@ -103,6 +103,8 @@ type Mode struct {
 	sockets   sockets
 	tunnel    atomic.Pointer[tunnel]
 	isolation atomic.Pointer[isolation] // nil: there is one mesh
+	// namespaces of clients, by their addresses; nil: none is known.
+	namespaces atomic.Pointer[map[netip.Addr]string]
 
 	// life ends when Close gives up waiting; it bounds dials in flight.
 	life context.Context

@@ -78,7 +78,7 @@ func DecodeService(name string, body []byte) (*proxy.Service, error) {
 			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
 		}
 		s.Ports = append(s.Ports, port)
-		routing, err := decodeRouting(p.GetRouting())
+		routing, err := decodeConsumers(p.GetRouting())
 		if err != nil {
 			return nil, fmt.Errorf("routing of port %q: %w", p.GetName(), err)
 		}

@@ -45,7 +45,7 @@ func EncodeService(s *proxy.Service) ([]byte, error) {
 	m.Ports = encodePorts(s.Ports)
 	if s.Routing != nil {
 		for _, p := range m.Ports {
-			p.Routing = encodeRouting(s.Routing[p.GetName()])
+			p.Routing = encodeConsumers(encodeRouting(s.Routing[p.GetName()]), s.Routing[p.GetName()])
 		}
 	}
 	b, err := marshal(m)

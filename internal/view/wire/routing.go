@@ -3,6 +3,8 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
@@ -42,6 +44,38 @@ func encodeRouting(r *proxy.Routing) *nodev1.Routing {
 		}
 	}
 	return m
+}
+
+// encodeConsumers adds what holds for clients of namespaces, in their order.
+func encodeConsumers(m *nodev1.Routing, r *proxy.Routing) *nodev1.Routing {
+	if r == nil {
+		return m
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(r.Consumers)) {
+		m.Consumers = append(m.Consumers, &nodev1.ConsumerRouting{Namespace: namespace, Routing: encodeRouting(r.Consumers[namespace])})
+	}
+	return m
+}
+
+// decodeConsumers reads a routing with what holds for clients of namespaces.
+func decodeConsumers(m *nodev1.Routing) (*proxy.Routing, error) {
+	r, err := decodeRouting(m)
+	if r == nil || err != nil {
+		return nil, err
+	}
+	for _, c := range m.GetConsumers() {
+		own, err := decodeRouting(c.GetRouting())
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("namespace %s: %w", c.GetNamespace(), err)
+		case own == nil || c.GetNamespace() == "" || r.Consumers[c.GetNamespace()] != nil:
+			return nil, fmt.Errorf("namespace %q: none, twice or without a routing", c.GetNamespace())
+		case r.Consumers == nil:
+			r.Consumers = map[string]*proxy.Routing{}
+		}
+		r.Consumers[c.GetNamespace()] = own
+	}
+	return r, nil
 }
 
 func texts(in []locality.Zone) []string {

@@ -98,7 +98,14 @@ func genService(t *rapid.T) *proxy.Service {
 			if s.Routing == nil {
 				s.Routing = map[string]*proxy.Routing{}
 			}
-			s.Routing[p.Name] = genRouting(t)
+			r := genRouting(t)
+			for _, namespace := range rapid.SliceOfNDistinct(genName, 0, 2, rapid.ID).Draw(t, "consumers") {
+				if r.Consumers == nil {
+					r.Consumers = map[string]*proxy.Routing{}
+				}
+				r.Consumers[namespace] = genRouting(t)
+			}
+			s.Routing[p.Name] = r
 		}
 	}
 	return s
