@@ -137,14 +137,14 @@ func (p *Provider) Greet(_ context.Context, name *wrapperspb.StringValue) (*wrap
 }
 
 // PlainProvider is for the protocol dubbo, whose types are those of Hessian.
-type PlainProvider struct{ reply string }
+type PlainProvider struct{ reply, name string }
 
 func (p *PlainProvider) Greet(_ context.Context, name string) (string, error) {
 	return p.reply + " greets " + name, nil
 }
 
 // Reference names the interface.
-func (*PlainProvider) Reference() string { return plainGreeter }
+func (p *PlainProvider) Reference() string { return p.name }
 
 type greeting interface {
 	Greet(context.Context, *wrapperspb.StringValue) (*wrapperspb.StringValue, error)
@@ -161,9 +161,12 @@ func (a *application) provide(instance *dubbo.Instance) {
 		fatal(err)
 	}
 	if a.Protocol == "dubbo" {
-		err = s.RegisterService(&PlainProvider{a.Reply}, server.WithInterface(plainGreeter))
+		names := []string{plainGreeter}
 		for i := range a.Interfaces {
-			err = cmp.Or(err, s.RegisterService(&PlainProvider{a.Reply}, server.WithInterface(fmt.Sprintf("shop.Service%d", i))))
+			names = append(names, fmt.Sprintf("shop.Service%d", i))
+		}
+		for _, name := range names {
+			err = cmp.Or(err, s.RegisterService(&PlainProvider{a.Reply, name}, server.WithInterface(name)))
 		}
 	} else {
 		err = s.Register(&Provider{a.Reply}, &common.ServiceInfo{

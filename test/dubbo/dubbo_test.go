@@ -384,12 +384,13 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// metadataStored waits until the metadata of the provider are stored, which has a MetadataService of a version.
+// metadataStored waits until the metadata of the provider are stored, which has a MetadataService of a version;
+// empty: of any.
 func (c *control) metadataStored(version string) {
 	c.t.Helper()
 	c.Eventually("its metadata are stored", func() bool {
 		l := c.Index.Listing(core.Service{Namespace: "default", Name: "orders"}, "")
-		return len(l.Instances) > 0 && l.Instances[0].Metadata["meta-v"] == version && l.Instances[0].Metadata[core.KeyStorage] == core.StorageRemote
+		return len(l.Instances) > 0 && (version == "" || l.Instances[0].Metadata["meta-v"] == version) && l.Instances[0].Metadata[core.KeyStorage] == core.StorageRemote
 	})
 }
 
