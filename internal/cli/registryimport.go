@@ -80,15 +80,18 @@ would do.`,
 	flags.StringVar(&f.credentialsFile, "credentials-file", "", "file with USER:PASSWORD for the old registry, in place of USER:PASSWORD@ in its address")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of the control plane, to register with; empty: none, for a control plane that needs none of this machine")
 	flags.StringVar(&f.caFile, "ca-file", "", "file with the authorities that certificates of the old registry are of; empty: those of this machine")
-	flags.StringSliceVar(&f.namespaces, "namespaces", []string{"public=default"}, "namespaces of the old registry that are mirrored, with those of Kubernetes that they become; a registry of Eureka or ZooKeeper has one, as public=shop")
+	flags.StringSliceVar(&f.namespaces, "from-namespaces", []string{"public=default"}, "namespaces of the old registry that are mirrored, with those of Kubernetes that they become; a registry of Eureka or ZooKeeper has one, as public=shop")
 	flags.StringSliceVar(&f.registryNamespaces, "registry-namespaces", nil, "those of the control plane, where it was started with them")
-	flags.StringSliceVar(&f.groups, "groups", nil, "groups of Nacos that are mirrored; none: DEFAULT_GROUP")
+	flags.StringSliceVar(&f.groups, "from-groups", nil, "groups of Nacos that are mirrored; none: DEFAULT_GROUP")
 	flags.BoolVar(&f.follow, "follow", false, "mirror until the command is stopped")
 	flags.BoolVar(&f.oneWay, "one-way", false, "do not write to the old registry")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be copied, and write nothing")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be copied, and write nothing; on the command line only")
 	flags.DurationVar(&f.poll, "poll", 5*time.Second, "how often a Eureka is asked for its applications, and a Nacos for new services")
 	flags.DurationVar(&f.hold, "hold", mirror.DefaultHold, "how long copies stay whose instances the old registry has lost in a restart, or as more than half of all at a time")
-	flags.StringVar(&f.name, "name", "", "what copies in the old registry say that they are from; empty: proxima:// and the address of the API")
+	flags.StringVar(&f.name, "name", "", "what copies in the old registry say that they are from; empty: proxima:// and the address of the API; on the command line only")
+	for _, name := range []string{"dry-run", "name"} { // they mean something else to other commands
+		_ = flags.SetAnnotation(name, commandLineOnly, nil)
+	}
 	return cmd
 }
 
@@ -106,7 +109,7 @@ func (s *settings) registryImport(ctx context.Context, f *importFlags) error {
 	}
 	m, err := app.NewRegistryMirror(cfg)
 	if err != nil {
-		return usagef("--from, --to, --namespaces: %w", err)
+		return usagef("--from, --to, --from-namespaces: %w", err)
 	}
 	if !f.follow {
 		return s.importPlan(ctx, m, rc)
@@ -133,10 +136,10 @@ func (s *settings) importConfig(ctx context.Context, f *importFlags, log *slog.L
 		return nil, nil, usagef("--from: %w", err)
 	}
 	if cfg.Namespaces, err = registry.ParseNamespaces(f.namespaces); err != nil {
-		return nil, nil, usagef("--namespaces: %w", err)
+		return nil, nil, usagef("--from-namespaces: %w", err)
 	}
 	if len(cfg.Namespaces) == 0 {
-		return nil, nil, usagef("--namespaces: none is named, so nothing would be mirrored")
+		return nil, nil, usagef("--from-namespaces: none is named, so nothing would be mirrored")
 	}
 	if cfg.HereNamespaces, err = registry.ParseNamespaces(f.registryNamespaces); err != nil {
 		return nil, nil, usagef("--registry-namespaces: %w", err)

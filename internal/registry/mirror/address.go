@@ -71,7 +71,7 @@ func ParseAddress(text string) (Address, error) {
 		out.Path = "/" + path
 	}
 	if out.Path != "" && out.Protocol == registry.Nacos {
-		return out, errors.New("an address of Nacos has no path: name namespaces with --namespaces")
+		return out, errors.New("an address of Nacos has no path: name namespaces with --from-namespaces")
 	}
 	return out, nil
 }
