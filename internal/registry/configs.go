@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -51,8 +52,8 @@ func keyOfConfig(c *meshv1alpha1.RegistryConfig) ConfigKey {
 // ErrConflict: the entry is another one than the client compares with.
 var ErrConflict = errors.New("the entry was changed meanwhile")
 
-// Configs has the configuration of registries: RegistryConfig objects, by the names that clients have
-// for them. Make it with NewConfigs. Safe for concurrent use.
+// Configs has the configuration of registries: RegistryConfig objects, and Secrets (ConfigKey.Secret), by
+// the names that clients have for them. Make it with NewConfigs. Safe for concurrent use.
 type Configs struct {
 	client  resource.Client
 	catalog *catalog.Catalog
@@ -66,6 +67,10 @@ type Configs struct {
 	all       map[*ConfigChanges]struct{}
 	changed   chan struct{}
 	ready     chan struct{}
+	// secrets are the entries that are Secrets, by the names of those.
+	secrets       map[resource.Key]*meshv1alpha1.RegistryConfig
+	secretsReady  chan struct{}
+	secretsListed sync.Once
 }
 
 // NewConfigs makes it; Run fills it.
@@ -73,7 +78,7 @@ func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *C
 	return &Configs{
 		client: client, catalog: c, log: log, snapshot: &catalog.Snapshot{}, entries: map[ConfigKey]map[resource.Key]*meshv1alpha1.RegistryConfig{},
 		followers: map[ConfigKey]map[*ConfigFollower]struct{}{}, all: map[*ConfigChanges]struct{}{}, changed: make(chan struct{}),
-		ready: make(chan struct{}),
+		ready: make(chan struct{}), secrets: map[resource.Key]*meshv1alpha1.RegistryConfig{}, secretsReady: make(chan struct{}),
 	}
 }
 
@@ -81,6 +86,11 @@ func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *C
 func (c *Configs) Run(ctx context.Context) error {
 	sub := c.catalog.Subscribe(catalog.RegistryConfigs)
 	defer sub.Close()
+	ctx, stop := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer stop()
+	following.Go(func() { _ = c.followSecrets(ctx) }) // it ends with ctx
 	for first := true; ; first = false {
 		d, err := sub.Next(ctx)
 		switch {
@@ -91,7 +101,13 @@ func (c *Configs) Run(ctx context.Context) error {
 		}
 		c.apply(&d)
 		if first {
-			close(c.ready)
+			following.Go(func() {
+				select {
+				case <-c.secretsReady:
+					close(c.ready)
+				case <-ctx.Done():
+				}
+			})
 		}
 	}
 }
@@ -105,32 +121,41 @@ func (c *Configs) apply(d *catalog.Delta) {
 	defer c.mu.Unlock()
 	c.snapshot = d.After
 	for _, change := range d.RegistryConfigs {
-		touched := map[ConfigKey]struct{}{}
-		if change.Old != nil {
-			key := keyOfConfig(change.Old)
-			if delete(c.entries[key], change.Key); len(c.entries[key]) == 0 {
-				delete(c.entries, key)
-			}
-			touched[key] = struct{}{}
+		c.setEntry(change.Key, change.Old, change.New)
+	}
+	c.signalChanged()
+}
+
+// setEntry replaces an object of an entry, by another or by none, and tells followers.
+func (c *Configs) setEntry(name resource.Key, before, now *meshv1alpha1.RegistryConfig) {
+	touched := map[ConfigKey]struct{}{}
+	if before != nil {
+		key := keyOfConfig(before)
+		if delete(c.entries[key], name); len(c.entries[key]) == 0 {
+			delete(c.entries, key)
 		}
-		if change.New != nil {
-			key := keyOfConfig(change.New)
-			if c.entries[key] == nil {
-				c.entries[key] = map[resource.Key]*meshv1alpha1.RegistryConfig{}
-			}
-			c.entries[key][change.Key] = change.New
-			touched[key] = struct{}{}
+		touched[key] = struct{}{}
+	}
+	if now != nil {
+		key := keyOfConfig(now)
+		if c.entries[key] == nil {
+			c.entries[key] = map[resource.Key]*meshv1alpha1.RegistryConfig{}
 		}
-		for key := range touched {
-			for f := range c.followers[key] {
-				f.notify()
-			}
-			for a := range c.all {
-				a.changed[key] = struct{}{}
-				signal(a.ready)
-			}
+		c.entries[key][name] = now
+		touched[key] = struct{}{}
+	}
+	for key := range touched {
+		for f := range c.followers[key] {
+			f.notify()
+		}
+		for a := range c.all {
+			a.changed[key] = struct{}{}
+			signal(a.ready)
 		}
 	}
+}
+
+func (c *Configs) signalChanged() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -180,14 +205,22 @@ func (c *Configs) MD5(key ConfigKey) string {
 // changes it, or refuses. It may be called several times. Put returns when it is durable, and in the
 // tables. Errors: those of change, *ForbiddenError, and those of resource.Client.
 func (c *Configs) Put(ctx context.Context, user User, key ConfigKey, change func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error) error {
+	return c.PutEncrypted(ctx, user, key, "", change)
+}
+
+// PutEncrypted is Put of an entry that is stored as a Secret (ConfigKey.Secret), with the key of its content
+// as the client has encrypted it. Other entries have none.
+func (c *Configs) PutEncrypted(ctx context.Context, user User, key ConfigKey, dataKey string,
+	change func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error,
+) error {
 	if !user.May(key.Namespace) {
 		return &ForbiddenError{user.String(), "write in namespace " + key.Namespace}
 	}
 	for range attempts {
-		out, err := c.put(ctx, key, change)
+		out, err := c.put(ctx, key, dataKey, change)
 		switch {
 		case err == nil:
-			return c.await(ctx, out)
+			return c.await(ctx, key, out)
 		case !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err):
 			return fmt.Errorf("write configuration %s: %w", key, err)
 		}
@@ -195,7 +228,7 @@ func (c *Configs) Put(ctx context.Context, user User, key ConfigKey, change func
 	return fmt.Errorf("write configuration %s: %w", key, ErrConflict)
 }
 
-func (c *Configs) put(ctx context.Context, key ConfigKey, change func(*meshv1alpha1.RegistryConfigSpec, bool) error) (resource.Object, error) {
+func (c *Configs) put(ctx context.Context, key ConfigKey, dataKey string, change func(*meshv1alpha1.RegistryConfigSpec, bool) error) (resource.Object, error) {
 	object := &meshv1alpha1.RegistryConfig{
 		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.objectName()},
 		Spec:       meshv1alpha1.RegistryConfigSpec{Group: key.Group, DataID: key.DataID},
@@ -204,33 +237,55 @@ func (c *Configs) put(ctx context.Context, key ConfigKey, change func(*meshv1alp
 	if o := c.Get(key); o != nil {
 		name = resource.KeyOf(o)
 	}
-	got, err := c.client.Get(ctx, kind.RegistryConfig, name)
+	got, err := c.client.Get(ctx, key.kind(), name)
 	exists := err == nil
+	var secret *corev1.Secret
 	switch {
+	case exists && key.Secret():
+		secret = got.(*corev1.Secret)
+		if object = configOf(secret); object == nil {
+			return nil, fmt.Errorf("secret %s is no entry of the configuration", name)
+		}
 	case exists:
 		object = got.(*meshv1alpha1.RegistryConfig)
-		if keyOfConfig(object) != key {
-			return nil, fmt.Errorf("object %s is for entry %s", name, keyOfConfig(object))
-		}
 	case !apierrors.IsNotFound(err):
 		return nil, err
+	}
+	if keyOfConfig(object) != key {
+		return nil, fmt.Errorf("object %s is for entry %s", name, keyOfConfig(object))
 	}
 	before := object.Spec.DeepCopy()
 	if err := change(&object.Spec, exists); err != nil {
 		return nil, err
 	}
-	if !exists {
-		return c.client.Create(ctx, kind.RegistryConfig, object)
+	same := exists && object.Spec.Content == before.Content && object.Spec.Type == before.Type && object.Spec.Description == before.Description &&
+		object.Spec.Application == before.Application && slices.Equal(object.Spec.Tags, before.Tags)
+	if key.Secret() {
+		if same && object.Annotations[AnnotationEncryptedKey] == dataKey {
+			return secret, nil
+		}
+		metav1.SetMetaDataAnnotation(&object.ObjectMeta, AnnotationEncryptedKey, dataKey)
+		return c.writeSecret(ctx, object, secret)
 	}
-	if object.Spec.Content == before.Content && object.Spec.Type == before.Type && object.Spec.Description == before.Description &&
-		object.Spec.Application == before.Application && slices.Equal(object.Spec.Tags, before.Tags) {
+	switch {
+	case !exists:
+		return c.client.Create(ctx, kind.RegistryConfig, object)
+	case same:
 		return object, nil
 	}
 	return c.client.Update(ctx, kind.RegistryConfig, object)
 }
 
+// kind of the object of an entry.
+func (k ConfigKey) kind() *resource.Descriptor {
+	if k.Secret() {
+		return kind.Secret
+	}
+	return kind.RegistryConfig
+}
+
 // await blocks until the tables show a write, so that its client reads it.
-func (c *Configs) await(ctx context.Context, o resource.Object) error {
+func (c *Configs) await(ctx context.Context, key ConfigKey, o resource.Object) error {
 	want, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
 		return nil //nolint:nilerr // versions are no numbers here
@@ -238,6 +293,12 @@ func (c *Configs) await(ctx context.Context, o resource.Object) error {
 	for {
 		c.mu.Lock()
 		at, changed := c.snapshot.RegistryConfigs.Revision(), c.changed
+		if key.Secret() {
+			at = 0
+			if now := c.secrets[resource.KeyOf(o)]; now != nil {
+				at, _ = strconv.ParseUint(now.ResourceVersion, 10, 64) // as above
+			}
+		}
 		c.mu.Unlock()
 		if at >= want {
 			return nil
@@ -259,7 +320,7 @@ func (c *Configs) Delete(ctx context.Context, user User, key ConfigKey) error {
 	if o == nil {
 		return ErrNotFound
 	}
-	err := c.client.Delete(ctx, kind.RegistryConfig, resource.KeyOf(o), resource.Preconditions{UID: o.UID})
+	err := c.client.Delete(ctx, key.kind(), resource.KeyOf(o), resource.Preconditions{UID: o.UID})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return ErrNotFound

@@ -70,6 +70,12 @@ func (u User) MayRead(namespace string) bool {
 	return u.Namespaces == nil || slices.Contains(u.Namespaces, namespace)
 }
 
+// MayReadEntry reports whether the user may read an entry of the configuration. Who may only read does not
+// read Secrets, as by the API.
+func (u User) MayReadEntry(key ConfigKey) bool {
+	return u.MayRead(key.Namespace) && !(u.ReadOnly && key.Secret())
+}
+
 // RegistrarConfig configures a Registrar. Client and Catalog are required.
 type RegistrarConfig struct {
 	// Client to write with. It must be able to write an object with its status

@@ -50,8 +50,8 @@ func (c *conn) queryConfig(user registry.User, r *configRequest) (any, error) {
 // readable is the entry that a request is about, of a user who may read it.
 func (s *Server) readable(user registry.User, n *configNamed) (registry.ConfigKey, error) {
 	key, err := n.key(s.core.Namespaces)
-	if err == nil && !user.MayRead(key.Namespace) {
-		err = &registry.ForbiddenError{User: user.String(), What: "read the configuration of namespace " + key.Namespace}
+	if err == nil && !user.MayReadEntry(key) {
+		err = &registry.ForbiddenError{User: user.String(), What: "read configuration " + key.String()}
 	}
 	return key, err
 }
@@ -69,7 +69,7 @@ func (s *Server) queryConfig(user registry.User, r *configRequest) (*configQuery
 	}
 	return &configQueryResponse{
 		result: success(r.RequestID), Content: o.Spec.Content, ContentType: typeOf(o), MD5: s.core.Configs.MD5(key),
-		LastModified: modifiedAt(o),
+		LastModified: modifiedAt(o), EncryptedKey: o.Annotations[registry.AnnotationEncryptedKey],
 	}, nil
 }
 
@@ -103,7 +103,7 @@ func (s *Server) publishConfig(ctx context.Context, user registry.User, r *confi
 	if n := len(r.Content); n > meshv1alpha1.MaxRegistryContent {
 		return invalid("content has %d bytes; at most %d are stored", n, meshv1alpha1.MaxRegistryContent)
 	}
-	return s.core.Configs.Put(ctx, user, key, func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
+	return s.core.Configs.PutEncrypted(ctx, user, key, r.Addition["encryptedDataKey"], func(spec *meshv1alpha1.RegistryConfigSpec, exists bool) error {
 		switch {
 		case r.CasMD5 == "", r.CasMD5 == "0" && !exists:
 		case !exists, kind.ContentMD5(spec.Content) != r.CasMD5:

@@ -3,17 +3,21 @@ package nacos
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -160,4 +164,55 @@ func TestDeletedEntry(t *testing.T) {
 			t.Errorf("the SDK of Go reads again: %v", answer)
 		}
 	})
+}
+
+// Entries that clients encrypt are Secrets: with their key, and without a history.
+func TestSecretEntry(t *testing.T) {
+	p := registrytest.New(t)
+	address := p.Serve(New(p.Core).Serve)
+	c := connect(t, address)
+	c.setUp()
+	named := map[string]any{"dataId": "cipher-aes-db", "group": "DEFAULT_GROUP"}
+	entry := func(content, dataKey string) map[string]any {
+		return map[string]any{"dataId": "cipher-aes-db", "group": "DEFAULT_GROUP", "content": content, "additionMap": map[string]string{"encryptedDataKey": dataKey}}
+	}
+	c.ask("ConfigBatchListenRequest", map[string]any{"listen": true, "configListenContexts": []any{named}})
+	for i, content := range []string{"one", "two"} {
+		if answer := c.ask("ConfigPublishRequest", entry(content, "k"+content)); answer["success"] != true {
+			t.Fatal(answer)
+		}
+		if answer := c.ask("ConfigQueryRequest", named); answer["content"] != content || answer["encryptedDataKey"] != "k"+content || answer["md5"] != kind.ContentMD5(content) {
+			t.Errorf("write %d is read as %v", i, answer)
+		}
+		if push := c.pushed("ConfigChangeNotifyRequest"); push["dataId"] != "cipher-aes-db" {
+			t.Errorf("told of %v", push)
+		}
+	}
+	if list, _, err := p.Client.List(t.Context(), kind.RegistryConfig, resource.ListOptions{}); err != nil || len(list) != 0 {
+		t.Errorf("it is in %d RegistryConfigs: %v", len(list), err)
+	}
+	list, _, err := p.Client.List(t.Context(), kind.Secret, resource.ListOptions{})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("it is in %d Secrets: %v", len(list), err)
+	}
+	s := list[0].(*corev1.Secret)
+	if s.Type != registry.SecretTypeConfig || string(s.Data["content"]) != "two" || strings.Contains(fmt.Sprint(s.ObjectMeta), "two") {
+		t.Errorf("secret %+v", s)
+	}
+	reader := registry.User{Name: "reader", ReadOnly: true}
+	if reader.MayReadEntry(registry.ConfigKey{Namespace: "default", Group: "DEFAULT_GROUP", DataID: "cipher-aes-db"}) {
+		t.Error("who may only read reads a Secret")
+	}
+	p.Restart()
+	c = connect(t, p.Serve(New(p.Core).Serve))
+	c.setUp()
+	if answer := c.ask("ConfigQueryRequest", named); answer["content"] != "two" {
+		t.Errorf("after a restart: %v", answer)
+	}
+	if answer := c.ask("ConfigRemoveRequest", named); answer["success"] != true {
+		t.Error(answer)
+	}
+	if answer := c.ask("ConfigQueryRequest", named); answer["errorCode"] != 300.0 {
+		t.Errorf("after it was removed: %v", answer)
+	}
 }

@@ -503,7 +503,7 @@ func (s *Server) httpConfig(c *call) (any, error) {
 
 func (s *Server) httpPublish(c *call) (any, error) {
 	r := &configRequest{configNamed: c.configNamed(), Content: c.Form.Get("content"), CasMD5: firstOf(c.Form, "casMd5")}
-	r.Addition = map[string]string{"type": c.Form.Get("type"), "appName": c.Form.Get("appName"), "desc": c.Form.Get("desc")}
+	r.Addition = map[string]string{"type": c.Form.Get("type"), "appName": c.Form.Get("appName"), "desc": c.Form.Get("desc"), "encryptedDataKey": c.Form.Get("encryptedDataKey")}
 	if r.CasMD5 == "" {
 		r.CasMD5 = c.Header.Get("casMd5")
 	}
@@ -524,7 +524,7 @@ func (s *Server) httpSearch(c *call) (any, error) {
 	}
 	blur := c.Form.Get("search") == "blur"
 	keys := s.core.Configs.List(namespace, func(k registry.ConfigKey) bool {
-		return matches(n.DataID, k.DataID, blur) && matches(n.Group, k.Group, blur)
+		return matches(n.DataID, k.DataID, blur) && matches(n.Group, k.Group, blur) && c.user.MayReadEntry(k)
 	})
 	page, _ := strconv.Atoi(c.Form.Get("pageNo"))   // 0: the first
 	size, _ := strconv.Atoi(c.Form.Get("pageSize")) // 0: a usual one

@@ -264,7 +264,7 @@ func (c *conn) exists(e *encoder, path string, watched bool) error {
 }
 
 func (c *conn) get(e *encoder, op opcode, path string, watched bool) error {
-	if t := c.server.target(path); op == opGetData && t.place == ofEntry && !c.user.MayRead(t.namespace) {
+	if t := c.server.target(path); op == opGetData && t.place == ofEntry && !c.user.MayReadEntry(t.entry) {
 		return &registry.ForbiddenError{User: c.user.String(), What: "read the configuration of namespace " + t.namespace}
 	}
 	n := c.tree.find(path)

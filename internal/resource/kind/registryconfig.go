@@ -99,6 +99,9 @@ func withVersion(history []mesh.RegistryConfigVersion, v mesh.RegistryConfigVers
 
 const maxRegistryName = 256
 
+// SecretDataID begins the names of entries that are Secrets, as Nacos names what its clients encrypt.
+const SecretDataID = "cipher-"
+
 func validateRegistryConfig(c, old *mesh.RegistryConfig) field.ErrorList {
 	var was metav1.Object
 	if old != nil {
@@ -113,6 +116,10 @@ func validateRegistryConfig(c, old *mesh.RegistryConfig) field.ErrorList {
 		case len(f.value) > maxRegistryName:
 			errs = append(errs, field.TooLong(spec.Child(f.name), "", maxRegistryName))
 		}
+	}
+	if strings.HasPrefix(c.Spec.DataID, SecretDataID) {
+		errs = append(errs, field.Invalid(spec.Child("dataId"), c.Spec.DataID, "an entry whose name begins with "+SecretDataID+
+			" is a Secret: publish it by a client of the registry"))
 	}
 	if n := len(c.Spec.Content); n > mesh.MaxRegistryContent {
 		errs = append(errs, field.Invalid(spec.Child("content"), fmt.Sprintf("%d bytes", n), fmt.Sprintf("must have at most %d bytes", mesh.MaxRegistryContent)))
