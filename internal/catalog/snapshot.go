@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"iter"
+	"strings"
 
 	iradix "github.com/hashicorp/go-immutable-radix/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -364,15 +365,22 @@ func matching[T Row](t Table[T], namespace string, selector map[string]string) i
 	return func(yield func(Key, T) bool) {
 		var rarest *iradix.Tree[T]
 		for k, v := range selector {
+			if !filed(k) {
+				continue
+			}
 			g := t.group(workloadByLabel, labelValue(namespace, k, v))
 			if rarest == nil || g.Len() < rarest.Len() {
 				rarest = g
 			}
 		}
-		if rarest == nil {
+		if len(selector) == 0 {
 			return
 		}
-		for key, row := range walk(rarest, "") {
+		candidates := t.Namespace(namespace)
+		if rarest != nil {
+			candidates = walk(rarest, "")
+		}
+		for key, row := range candidates {
 			if matches(selector, row.GetLabels()) && !yield(key, row) {
 				return
 			}
@@ -396,9 +404,25 @@ func labelValue(namespace, key, value string) string {
 func workloadLabels[T Row](obj T) []string {
 	values := make([]string, 0, len(obj.GetLabels()))
 	for k, v := range obj.GetLabels() {
-		values = append(values, labelValue(obj.GetNamespace(), k, v))
+		if filed(k) {
+			values = append(values, labelValue(obj.GetNamespace(), k, v))
+		}
 	}
 	return values
+}
+
+// Labels of what a client of a registry says of its instance (registry.LabelProtocol and LabelMetadata).
+const (
+	labelRegistryProtocol = "registry.proxima.dev/protocol"
+	labelRegistryMetadata = "metadata.registry.proxima.dev/"
+)
+
+// filed reports whether workloads are found by a label. Each label that is filed takes some 400 bytes for
+// each object, and time for each change. Those that registries set are up to 17, have the same values for
+// many, and come in selectors beside a label that distinguishes services; a selector of them alone walks the
+// namespace.
+func filed(label string) bool {
+	return label != labelRegistryProtocol && !strings.HasPrefix(label, labelRegistryMetadata)
 }
 
 // serviceSelector files a service under one term of its selector: a workload

@@ -27,7 +27,7 @@ func keys[T Row](seq iter.Seq2[Key, T]) []string {
 // Whatever happens to a table, its indexes say what a scan says, old tables stay
 // as they were, and deltas add up to the state.
 func TestTableHistory(t *testing.T) {
-	label := rapid.MapOfN(rapid.SampledFrom([]string{"app", "tier", "zone"}), rapid.SampledFrom([]string{"", "a", "b"}), 0, 3)
+	label := rapid.MapOfN(rapid.SampledFrom([]string{"app", "tier", "zone", labelRegistryProtocol}), rapid.SampledFrom([]string{"", "a", "b"}), 0, 4)
 	rapid.Check(t, func(t *rapid.T) {
 		snapshot := newSnapshot(Position{})
 		sub := &Subscription{ready: make(chan struct{}, 1), closed: make(chan struct{}), before: snapshot, latest: snapshot}
@@ -89,7 +89,7 @@ func checkIndexes(t *rapid.T, s *Snapshot, model map[Key]*corev1.Pod) {
 	if got := maps.Collect(s.Pods.All()); !maps.Equal(got, model) || s.Pods.Len() != len(model) {
 		t.Fatalf("table holds %v, want %v", got, model)
 	}
-	for _, selector := range []map[string]string{{"app": "a"}, {"app": ""}, {"app": "a", "tier": "b"}, {"zone": "b", "app": "b", "tier": ""}} {
+	for _, selector := range []map[string]string{{"app": "a"}, {"app": ""}, {"app": "a", "tier": "b"}, {"zone": "b", "app": "b", "tier": ""}, {labelRegistryProtocol: "a"}, {labelRegistryProtocol: "a", "app": "b"}} {
 		want := map[Key]*corev1.Pod{}
 		for key, p := range model {
 			if matches(selector, p.Labels) {
