@@ -78,16 +78,16 @@ func (c *zookeeperClient) query(service string) (int, error) {
 
 // follow as clients do: a watch says that something changed, and the list is read again, with a new watch.
 func (c *zookeeperClient) follow(service string, changed func(func(int) bool, time.Time)) error {
-	names, _, events, err := c.conn.ChildrenW("/services/" + service)
+	_, _, events, err := c.conn.ChildrenW("/services/" + service)
 	if err != nil {
 		return err
 	}
-	_ = names
 	go func() {
-		for e := range events {
-			if e.Err != nil {
+		for {
+			if e, ok := <-events; !ok || e.Err != nil {
 				return // the connection has ended
 			}
+			var names []string
 			if names, _, events, err = c.conn.ChildrenW("/services/" + service); err != nil {
 				return
 			}
