@@ -57,7 +57,7 @@ func launch(ctx context.Context, name, wait string, env []string, path string, a
 		defer close(p.ended)
 		_ = p.cmd.Wait() // how it ended is in its log
 	}()
-	for range 1200 {
+	for deadline := time.Now().Add(startTimeout); time.Now().Before(deadline); {
 		if c, err := net.Dial("tcp", wait); err == nil {
 			c.Close()
 			return p, nil
@@ -71,8 +71,11 @@ func launch(ctx context.Context, name, wait string, env []string, path string, a
 		}
 	}
 	p.stop()
-	return nil, fmt.Errorf("%s does not listen at %s after a minute", name, wait)
+	return nil, fmt.Errorf("%s does not listen at %s after %s", name, wait, startTimeout)
 }
+
+// startTimeout is long, as servers on the JVM take a minute where the machine does other work, too.
+const startTimeout = 5 * time.Minute
 
 func tail(text []byte) []byte { return text[max(0, len(text)-2000):] }
 
