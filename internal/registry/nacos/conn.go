@@ -50,8 +50,8 @@ type conn struct {
 	token   string
 	checked time.Time
 	session *registry.Session
-	// published are the instances of the client, by service.
-	published map[registry.Service]map[resource.Key]struct{}
+	// published are the instances of the client, by service. The lists are not changed.
+	published map[registry.Service][]resource.Key
 	subs      map[subKey]*subscription
 	listened  map[registry.ConfigKey]*listened
 	// waiting has what the client is to be told; wake has a value then.
@@ -102,7 +102,7 @@ func (s *Server) HandleRPC(context.Context, stats.RPCStats) {}
 // TagConn implements stats.Handler. Requests name no connection, so the TCP connection is it.
 func (s *Server) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
 	c := &conn{
-		server: s, id: s.connectionID(info.RemoteAddr), published: map[registry.Service]map[resource.Key]struct{}{},
+		server: s, id: s.connectionID(info.RemoteAddr), published: map[registry.Service][]resource.Key{},
 		subs: map[subKey]*subscription{}, listened: map[registry.ConfigKey]*listened{},
 		waitingSubs: map[*subscription]struct{}{}, waitingConfigs: map[*listened]struct{}{}, wake: make(chan struct{}, 1),
 	}

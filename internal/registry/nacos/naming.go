@@ -60,7 +60,8 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 	if err != nil {
 		return &problem{codeUnregistered, err.Error()}
 	}
-	next := map[resource.Key]struct{}{}
+	next := make([]resource.Key, 0, len(list))
+	seen := map[resource.Key]struct{}{}
 	for _, i := range list {
 		if i == nil {
 			return invalid("an instance is null")
@@ -73,13 +74,13 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 			return invalid("an instance that is not ephemeral is registered by HTTP")
 		}
 		key := in.Key()
-		if _, twice := next[key]; twice {
+		if _, twice := seen[key]; twice {
 			continue
 		}
 		if err := session.Register(ctx, in, user); err != nil && !errors.Is(err, registry.ErrOriginal) {
 			return err
 		}
-		next[key] = struct{}{}
+		next, seen[key] = append(next, key), struct{}{}
 	}
 	c.mu.Lock()
 	before := c.published[s]
@@ -89,8 +90,8 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 		c.published[s] = next
 	}
 	c.mu.Unlock()
-	for key := range before {
-		if _, stays := next[key]; !stays {
+	for _, key := range before {
+		if _, stays := seen[key]; !stays {
 			if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
 				return err
 			}
@@ -111,8 +112,11 @@ func (c *conn) withdraw(ctx context.Context, user registry.User, s registry.Serv
 	}
 	key := in.Key()
 	c.mu.Lock()
-	if delete(c.published[s], key); len(c.published[s]) == 0 {
+	rest := slices.DeleteFunc(slices.Clone(c.published[s]), func(have resource.Key) bool { return have == key })
+	if len(rest) == 0 {
 		delete(c.published, s)
+	} else {
+		c.published[s] = rest
 	}
 	c.mu.Unlock()
 	if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
