@@ -80,8 +80,16 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	in := input{key: key, now: c.Clock.Now()}
 	in.service, _ = s.Services.Get(key)
 	for _, dp := range s.DataplanesMatching(key.Namespace, map[string]string{registry.LabelService: key.Name}) {
-		if instance, err := registry.Parse(dp); err == nil && registry.Registered(dp) {
-			in.instances = append(in.instances, instance)
+		if !registry.Registered(dp) {
+			continue
+		}
+		instance, err := registry.Parse(dp)
+		if err != nil {
+			continue
+		}
+		in.instances = append(in.instances, instance)
+		if in.settled(instance) {
+			break
 		}
 	}
 	if in.service != nil && !derived(in.service) {

@@ -57,6 +57,13 @@ func reconcile(in input) (service *corev1.Service, after time.Duration) {
 	return nil, 0
 }
 
+// settled reports whether an instance shows that the Service is what it should be, whatever others there
+// are. So a change among many instances does not read them all.
+func (in input) settled(i *registry.Instance) bool {
+	return derived(in.service) && in.service.Annotations[annotationUnusedSince] == "" && i.Port != 0 &&
+		(!needsName(i.Service) || in.service.Annotations[registry.AnnotationService] == i.Service.Grouped())
+}
+
 // used is the Service of a name with instances. The number of its port is that of the instance that
 // was registered first, and stays: clients know it. What users set is theirs.
 func (in input) used(serving []*registry.Instance) *corev1.Service {
