@@ -51,12 +51,15 @@ const (
 	// maxAPIConnections and maxViewConnections allow for some ten thousand nodes,
 	// with the connections of an agent to each. Of the file descriptors that the
 	// process may open they take apiShare and viewShare at most; the rest is for the
-	// store, the files and the other listeners.
+	// store, the files and the other listeners. A client of a registry that has pushes takes
+	// one for as long as it runs, and there may be as many as nodes: such protocols share
+	// registryShare.
 	maxAPIConnections  = 50_000
 	maxViewConnections = 20_000
 	apiShare           = 0.5
 	viewShare          = 0.25
 	proxyShare         = 0.125
+	registryShare      = 0.55
 )
 
 // onPort is another port on the host of an address.

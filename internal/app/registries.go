@@ -45,6 +45,8 @@ type registryPort struct {
 	port     int
 	// alpn are the protocols that clients negotiate in TLS.
 	alpn []string
+	// share of the file descriptors that its connections may take.
+	share float64
 	// serve blocks until ctx ends.
 	serve    func(context.Context, net.Listener) error
 	listener net.Listener
@@ -108,7 +110,7 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		if err != nil {
 			return nil, err
 		}
-		limit := listener.DescriptorShare(maxViewConnections, proxyShare)
+		limit := listener.DescriptorShare(maxViewConnections, p.share)
 		l, err := listen(string(p.protocol), p.flag, address, limit, log)
 		if err != nil {
 			return nil, err
@@ -125,20 +127,24 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 // registryPorts are those that are on, with their servers.
 func registryPorts(cfg *RegistriesConfig, core *registry.Core) []*registryPort {
 	var out []*registryPort
+	pushing := registryShare
+	if cfg.NacosPort != 0 && cfg.ZooKeeperPort != 0 {
+		pushing /= 2
+	}
 	if cfg.NacosPort != 0 {
 		s := nacos.New(core)
 		out = append(out,
-			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort, alpn: []string{"http/1.1"}, serve: s.ServeHTTPOn},
-			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, serve: s.Serve})
+			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort, alpn: []string{"http/1.1"}, share: proxyShare, serve: s.ServeHTTPOn},
+			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, share: pushing, serve: s.Serve})
 	}
 	if cfg.EurekaPort != 0 {
 		out = append(out, &registryPort{
-			protocol: registry.Eureka, flag: "--eureka-port", port: cfg.EurekaPort, alpn: []string{"http/1.1"}, serve: eureka.New(core).Serve,
+			protocol: registry.Eureka, flag: "--eureka-port", port: cfg.EurekaPort, alpn: []string{"http/1.1"}, share: proxyShare, serve: eureka.New(core).Serve,
 		})
 	}
 	if cfg.ZooKeeperPort != 0 {
 		out = append(out, &registryPort{
-			protocol: registry.ZooKeeper, flag: "--zookeeper-port", port: cfg.ZooKeeperPort, serve: zookeeper.New(core).Serve,
+			protocol: registry.ZooKeeper, flag: "--zookeeper-port", port: cfg.ZooKeeperPort, share: pushing, serve: zookeeper.New(core).Serve,
 		})
 	}
 	return out
