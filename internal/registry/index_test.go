@@ -217,3 +217,20 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What is kept with a listing is bounded, whatever clients ask for.
+func TestMemo(t *testing.T) {
+	l := &Listing{}
+	made := 0
+	for range 2 {
+		for key := range 2 * maxMemos {
+			got, err := l.Memo(key, func() (any, error) { made++; return key, nil })
+			if err != nil || got != key {
+				t.Fatalf("memo %d: %v, %v", key, got, err)
+			}
+		}
+	}
+	if made != 3*maxMemos || len(l.memos) != maxMemos {
+		t.Errorf("made %d, kept %d, want %d and %d", made, len(l.memos), 3*maxMemos, maxMemos)
+	}
+}
