@@ -266,10 +266,7 @@ func (k *checks) round(ctx context.Context) {
 		if how.Type == checkNone || in.Address.IsLoopback() && !k.server.core.Registrar.Here(key) {
 			continue
 		}
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-		}
+		slots <- struct{}{} // each is free again within checkTimeout
 		running.Go(func() {
 			defer func() { <-slots }()
 			if ctx.Err() == nil {
