@@ -428,7 +428,10 @@ func (l *link) answer(p *payload) error {
 	}
 	switch p.kind {
 	case "NotifySubscriberRequest":
-		var n notifySubscriber
+		var n struct {
+			notifySubscriber
+			ServiceInfo *serviceInfo `json:"serviceInfo"`
+		}
 		if err := json.Unmarshal(p.body, &n); err == nil && n.ServiceInfo != nil {
 			l.set(n.Namespace, n.ServiceInfo)
 		}
@@ -521,7 +524,10 @@ func (l *link) follow(ctx context.Context, namespace, group, name string) error 
 	}
 	within, cancel := context.WithTimeout(ctx, requestWithin)
 	defer cancel()
-	var info serviceInfoResponse
+	var info struct {
+		result
+		ServiceInfo *serviceInfo `json:"serviceInfo"`
+	}
 	if err := l.ask(within, "SubscribeServiceRequest", &subscribeServiceRequest{named: n, Subscribe: true}, &info); err != nil {
 		return err
 	}

@@ -31,19 +31,22 @@ func copyNode(in *registry.Instance) (path string, data []byte, ok bool) {
 		if isOwn {
 			name, data = markURL(in.ID, in.MirroredFrom()), own.Data
 		} else {
-			data = dataOf(in, true)
+			data = dataOf(in, true, false)
 		}
 		return "/" + rootDubbo + "/" + iface + "/" + category + "/" + name, data, validName(iface) && validName(name)
 	}
-	name := addressOf(in)
+	name, data := addressOf(in), dataOf(in, false, false)
+	marked := ofDubbo(in) // among the metadata
 	if isOwn {
-		name = in.ID
-		if data, ok = markData(own.Data, in.MirroredFrom()); !ok {
-			name = copyPrefix + in.ID
-			data = renamed(own.Data, name)
+		name, data = in.ID, own.Data
+		var with []byte
+		if with, marked = markData(data, in.MirroredFrom()); marked {
+			data = with
 		}
-	} else {
-		data = dataOf(in, false)
+	}
+	if !marked {
+		name = copyPrefix + name
+		data = renamed(data, name)
 	}
 	return "/" + rootServices + "/" + in.Service.Grouped() + "/" + name, data, validName(in.Service.Grouped()) && validName(name)
 }
@@ -56,7 +59,7 @@ func CopiedApart(in *registry.Instance) bool {
 	}
 	own, isOwn := detailOf(in)
 	if !isOwn {
-		return false
+		return !ofDubbo(in)
 	}
 	_, ok := markData(own.Data, "-")
 	return !ok

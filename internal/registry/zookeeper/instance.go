@@ -69,6 +69,16 @@ const (
 
 func addressOf(in *registry.Instance) string { return netip.AddrPortFrom(in.Address, in.Port).String() }
 
+// ofDubbo reports whether the metadata of an instance are of an application of Dubbo.
+func ofDubbo(in *registry.Instance) bool {
+	for key := range in.Metadata {
+		if strings.HasPrefix(key, "dubbo.") {
+			return true
+		}
+	}
+	return false
+}
+
 // dataOf an instance that came by another protocol. Its metadata are a payload of Dubbo's where they are
 // Dubbo's, and of Spring Cloud's where other instances of the service have those (spring). Else there is
 // none: a client that does not have the class of a payload cannot read the instance.
@@ -85,13 +95,11 @@ func dataOf(in *registry.Instance, rpc, spring bool) []byte {
 		c.SSLPort = &secure
 	}
 	class := ""
-	if spring {
+	switch {
+	case ofDubbo(in):
+		class = classDubbo
+	case spring:
 		class = classSpring
-	}
-	for key := range in.Metadata {
-		if strings.HasPrefix(key, "dubbo.") {
-			class = classDubbo
-		}
 	}
 	if class != "" && len(in.Metadata) > 0 {
 		c.Payload = &curatorPayload{Class: class, ID: c.ID, Name: c.Name, Metadata: in.Metadata}

@@ -139,8 +139,8 @@ func (l *link) handshake(s *clientSession) error {
 	return nil
 }
 
-// maxAnswer of a server, in bytes: a list of many children.
-const maxAnswer = 64 << 20
+// maxRead of a server, in bytes: a list of many children.
+const maxRead = 64 << 20
 
 func readFrame(r io.Reader) ([]byte, error) {
 	var head [4]byte
@@ -148,7 +148,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
-	if n > maxAnswer {
+	if n > maxRead {
 		return nil, fmt.Errorf("%w: an answer of %d bytes", errJute, n)
 	}
 	b := make([]byte, n)
