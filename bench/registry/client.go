@@ -54,7 +54,7 @@ func pairs(ctx context.Context, p plan, out io.Writer, f func(protocol, []*proce
 }
 
 func pair(ctx context.Context, p plan, out io.Writer, proto protocol, f func(protocol, []*process) error) error {
-	ours, err := startOurs(ctx, p)
+	ours, err := startOurs(ctx, p, proto.name)
 	if err != nil {
 		return err
 	}

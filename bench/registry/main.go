@@ -6,7 +6,7 @@
 //	go run . [-smoke] [-only push,rates,profile,memory,staleness] [-protocols nacos,zookeeper,eureka]
 //	         [-rounds 5] [-for 3s] [-instances 100000] [-clients 10000] [-binary FILE] [-peers FOLDER]
 //
-// Ours is a real control plane on SQLite, whose answers to a registration mean that it is durable. The peers
+// Ours is a real control plane on SQLite, with the protocol alone, whose answers to a registration mean that it is durable. The peers
 // are those that bench/registry/peers installs; one that is not installed is left out, and said so. It is a
 // module of its own, so that the product does not link a client of ZooKeeper.
 //

@@ -121,23 +121,32 @@ func nacosPorts() (int, error) {
 
 func at(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// startOurs starts a control plane with all protocols, on SQLite.
-func startOurs(ctx context.Context, p plan) (*process, error) {
-	ports, err := freePorts(3)
+// startOurs starts a control plane with one protocol, on SQLite.
+func startOurs(ctx context.Context, p plan, protocol string) (*process, error) {
+	ports, err := freePorts(2)
 	if err != nil {
 		return nil, err
 	}
-	nacos, err := nacosPorts()
+	port, listens := ports[1], ports[1]
+	if protocol == "nacos" {
+		if port, err = nacosPorts(); err != nil {
+			return nil, err
+		}
+		listens = port + 1000
+	}
+	out, err := launch(ctx, "proxima", at(listens), p.env, p.binary, "control-plane", "--data-dir", "{dir}/data", "--log-level", "warn",
+		"--service-cidr", "10.192.0.0/12", "--api-address", at(ports[0]), "--grpc-port", "0", "--"+protocol+"-port", strconv.Itoa(port))
 	if err != nil {
 		return nil, err
 	}
-	out, err := launch(ctx, "proxima", at(nacos+1000), p.env, p.binary, "control-plane", "--data-dir", "{dir}/data", "--log-level", "warn",
-		"--service-cidr", "10.192.0.0/12", "--api-address", at(ports[0]), "--grpc-port", "0",
-		"--nacos-port", strconv.Itoa(nacos), "--zookeeper-port", strconv.Itoa(ports[1]), "--eureka-port", strconv.Itoa(ports[2]))
-	if err != nil {
-		return nil, err
+	switch protocol {
+	case "nacos":
+		out.nacos = at(listens)
+	case "zookeeper":
+		out.zookeeper = at(listens)
+	case "eureka":
+		out.eureka = at(listens)
 	}
-	out.nacos, out.zookeeper, out.eureka = at(nacos+1000), at(ports[1]), at(ports[2])
 	return out, nil
 }
 

@@ -19,7 +19,7 @@ func measureStaleness(ctx context.Context, p plan, out io.Writer) error {
 	if !slices.Contains(p.protocols, "eureka") {
 		return nil
 	}
-	ours, err := startOurs(ctx, p)
+	ours, err := startOurs(ctx, p, "eureka")
 	if err != nil {
 		return err
 	}
