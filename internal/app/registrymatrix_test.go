@@ -167,31 +167,20 @@ func (m *matrix) connectNacos(port int) *grpc.ClientConn {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	if err := s.SendMsg(nacosPayload(m.t, "ConnectionSetupRequest", map[string]any{"clientVersion": "test"})); err != nil {
+	setup := nacosPayload("ConnectionSetupRequest", map[string]any{"clientVersion": "test"})
+	if err := s.SendMsg(&setup); err != nil {
 		m.t.Fatal(err)
 	}
 	eventually(m.t, "the connection", func() bool { return strings.Contains(m.ask("HealthCheckRequest", map[string]any{}), `"errorCode":0`) })
 	return conn
 }
 
-func nacosPayload(t *testing.T, kind string, message any) *[]byte {
-	t.Helper()
-	body, err := json.Marshal(message)
-	if err != nil {
-		t.Fatal(err)
-	}
-	field := func(out []byte, number protowire.Number, value []byte) []byte {
-		return protowire.AppendBytes(protowire.AppendTag(out, number, protowire.BytesType), value)
-	}
-	out := field(field(nil, 2, field(nil, 3, []byte(kind))), 3, field(nil, 2, body))
-	return &out
-}
-
 // ask a request of Nacos; the answer is JSON.
-func (m *matrix) ask(kind string, message any) string {
+func (m *matrix) ask(kind string, message map[string]any) string {
 	m.t.Helper()
+	in := nacosPayload(kind, message)
 	var out, body []byte
-	if err := m.stream.Invoke(m.t.Context(), "/Request/request", nacosPayload(m.t, kind, message), &out); err != nil {
+	if err := m.stream.Invoke(m.t.Context(), "/Request/request", &in, &out); err != nil {
 		m.t.Fatal(err)
 	}
 	_ = rawgrpc.Fields(out, func(number protowire.Number, value []byte) error {

@@ -44,7 +44,7 @@ func TestFlood(t *testing.T) {
 	defer stop()
 	for range 300 { // more than are served at a time
 		floods.Go(func() {
-			in := appendPayload(nil, "ServiceQueryRequest", []byte(`{"serviceName":"orders"}`))
+			in := appendPayload(nil, "ServiceQueryRequest", nil, []byte(`{"serviceName":"orders"}`))
 			for ctx.Err() == nil {
 				var out []byte
 				_ = flooder.conn.Invoke(ctx, "/Request/request", &in, &out)
