@@ -75,7 +75,7 @@ func (o *observer) Nacked(s insight.Subject, _, typ string, names []string, why 
 	o.refuse(s, fmt.Sprint(typ, " ", names, ": ", why.Error))
 }
 func (o *observer) Withheld(s insight.Subject, _, typ, name string, why insight.Rejection) {
-	o.refuse(s, typ + " " + name + ": " + why.Error)
+	o.refuse(s, typ+" "+name+": "+why.Error)
 }
 func (o *observer) refuse(by insight.Subject, text string) {
 	o.mu.Lock()
