@@ -67,6 +67,7 @@ func (p *clusterPlane) newMeshes(ctx context.Context) (err error) {
 	if m == nil {
 		return nil
 	}
+	i.modes = newModeLabels(i.catalog, patchMode(p.cluster), p.log.With("component", "modes of nodes"))
 	m.events = &podEvents{
 		client: p.client, tables: i.catalog, log: p.log.With("component", "events of pods"),
 		certified: func(mesh string) bool { _, ok := m.identities.mesh(mesh); return ok },

@@ -239,6 +239,7 @@ func (p *clusterPlane) components() []component {
 			{Name: "pods", Run: func(ctx context.Context) error { return p.pods.await(ctx, p.instance.catalog) }},
 		},
 		p.meshes.components(p.storage),
+		p.instance.modes.components(),
 		p.sidecarComponents(),
 		p.zoneComponents(),
 		[]component{

@@ -94,6 +94,9 @@ func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		var of *resource.Descriptor
 		path := strings.Split(r.URL.Path, "/") // /apis/GROUP/VERSION/RESOURCE…
+		if r.Method == http.MethodPatch && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") && path[len(path)-1] == "status" {
+			return c.patchLabels(r, path[4])
+		}
 		for _, d := range []*resource.Descriptor{kind.TrafficPlan, kind.Zone, kind.ZoneInsight, kind.DataplaneInsight} {
 			if len(path) > 4 && path[2] == d.GVK.Group && slices.Contains(path[4:], d.Resource) {
 				of = d
@@ -132,6 +135,30 @@ func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 		text, err := json.Marshal(value)
 		return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, err
 	})
+}
+
+// patchLabels of a Node as the API server of a cluster does: our own keeps what is not of a status.
+func (c *fakeCluster) patchLabels(r *http.Request, node string) (*http.Response, error) {
+	var patch corev1.Node
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+		return nil, err
+	}
+	obj, err := c.client.Get(r.Context(), kind.Node, resource.Key{Name: node})
+	if err != nil {
+		return nil, err
+	}
+	labels := maps.Clone(obj.GetLabels())
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, patch.Labels)
+	obj.SetLabels(labels)
+	if obj, err = c.client.Update(r.Context(), kind.Node, obj); err != nil {
+		return nil, err
+	}
+	obj.GetObjectKind().SetGroupVersionKind(kind.Node.GVK)
+	text, err := json.Marshal(obj)
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, err
 }
 
 // reviews is the TokenReview of a cluster whose tokens are "NODE.of.agents", and of Pods

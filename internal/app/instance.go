@@ -64,6 +64,8 @@ type instance struct {
 	server   *grpc.Server
 	// insights of gateways, set before components run. Nil: there are none.
 	insights *insights
+	// modes of agents for the labels of their Nodes, set before components run. Nil: agents write them.
+	modes *modeLabels
 	// proxies are the resources of proxies, set before components run. Nil: proxies are not served.
 	proxies *build.Builder
 }
@@ -159,7 +161,9 @@ func (i *instance) admitOwnNode(
 		}
 		admission, err := next(ctx, n)
 		if err == nil {
-			admission.Observer = i.insights.gateway(n)
+			if admission.Observer = i.insights.gateway(n); admission.Observer == nil {
+				admission.Observer = i.modes.agent(n)
+			}
 		}
 		return admission, err
 	}

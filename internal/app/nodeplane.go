@@ -24,11 +24,7 @@ import (
 // viewComponents are the view, whose updates go to update, and what the control plane gets in
 // return: reports of demand and heartbeats.
 func (a *agent) viewComponents(update func(node.Update)) ([]component, error) {
-	a.feed = fromview.NewFeed(fromview.FeedConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
-		StateFile: a.viewFile(), Cluster: a.gateway.cluster(),
-		Update: update, Logger: a.log.With("component", "view"), Registerer: a.registry,
-	})
+	a.feed = fromview.NewFeed(a.feedConfig(update))
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},
 		{Name: "view", Run: a.feed.Run},
@@ -36,6 +32,14 @@ func (a *agent) viewComponents(update func(node.Update)) ([]component, error) {
 	out = append(out, a.demandComponents()...)
 	heartbeat, err := a.heartbeatComponents()
 	return append(out, heartbeat...), err
+}
+
+func (a *agent) feedConfig(update func(node.Update)) fromview.FeedConfig {
+	return fromview.FeedConfig{
+		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
+		StateFile: a.viewFile(), Cluster: a.gateway.cluster(), Mode: a.modeLabel(),
+		Update: update, Logger: a.log.With("component", "view"), Registerer: a.registry,
+	}
 }
 
 // planeComponents tie the agent to a control plane: the view, reports of demand,

@@ -26,7 +26,8 @@ const (
 	// LabelKumaService is read as LabelService where that is not there, and never written.
 	LabelKumaService = "kuma.io/service"
 
-	// LabelProxyMode on a Node is the mode in which its agent carries traffic. Agents set it.
+	// LabelProxyMode on a Node is the mode in which its agent carries traffic. Agents set it; in a
+	// Kubernetes cluster, where Nodes are the kubelet's, the control plane does.
 	LabelProxyMode = GroupName + "/proxy-mode"
 
 	// LabelVirtualIPs on a ServiceCIDR: its addresses are those of VirtualIPs, and no

@@ -57,6 +57,8 @@ type FeedConfig struct {
 	Cluster string
 	// Version of the agent, which it announces; empty: none.
 	Version string
+	// Mode in which the agent carries traffic, which it announces; empty: in none.
+	Mode string
 	// StateFile keeps the last state; empty: it is not kept.
 	StateFile string
 	// Update is called with every change, one at a time. The first has Reset. A change
@@ -186,6 +188,7 @@ func (f *Feed) Run(ctx context.Context) error {
 		Node: &core.Node{
 			Id: f.config.Node, Cluster: f.config.Cluster, Locality: &core.Locality{Zone: string(f.config.Zone)},
 			UserAgentName: "proxima", UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: f.config.Version},
+			Metadata: wire.Metadata(f.config.Mode),
 		},
 		Follower: (*follower)(f), Log: f.config.Logger,
 	})

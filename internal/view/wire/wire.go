@@ -7,7 +7,12 @@
 // does no I/O and keeps no state.
 package wire
 
-import "strings"
+import (
+	"strings"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+)
 
 // The gRPC method of views, and its resource types.
 const (
@@ -40,6 +45,20 @@ const (
 	IngressCluster = "gateway/ingress"
 	EgressCluster  = "gateway/egress"
 )
+
+// modeKey is the field of a Node's metadata with the mode of its agent.
+const modeKey = "proxy-mode"
+
+// Metadata is what an agent says of itself: the mode in which it carries traffic. Empty: nil.
+func Metadata(mode string) *structpb.Struct {
+	if mode == "" {
+		return nil
+	}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{modeKey: structpb.NewStringValue(mode)}}
+}
+
+// ModeOf an agent, as it says; empty: it carries no traffic of its node, or is of a version that does not say.
+func ModeOf(n *core.Node) string { return n.GetMetadata().GetFields()[modeKey].GetStringValue() }
 
 // ZoneHeader is the response header that names the zone whose view is sent.
 const ZoneHeader = "proxima-zone"
