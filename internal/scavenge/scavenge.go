@@ -50,6 +50,13 @@ func (s state) reclaimable(before state, minReclaim uint64) bool {
 	return allocated < quiet && left > minReclaim || allocated < little/4 && left > little && little < minReclaim
 }
 
+// settles reports whether, judged by the state one interval before, a burst is over that has allocated half
+// as much as lives, and more than minReclaim, since the memory was returned last. The runtime's own
+// collections during a burst keep what was allocated meanwhile, and pages and stacks for more of it.
+func (s state) settles(before state, returned, minReclaim uint64) bool {
+	return s.allocated-before.allocated < quiet && s.allocated-returned > max(s.live/2, minReclaim)
+}
+
 // dropper decides when file pages are given back. The zero value gives them back at once.
 type dropper struct {
 	last   time.Time
@@ -75,11 +82,13 @@ func (d *dropper) due(at time.Time, s, before state, burst bool) bool {
 
 // Run returns memory until ctx ends, and returns nil then. minReclaim (bytes) is the least
 // that is worth a collection, which takes as long as there is live memory to scan. While next to
-// nothing happens, a quarter of what lives is worth one, too, where that is less.
+// nothing happens, a quarter of what lives is worth one, too, where that is less; and so is what a burst
+// leaves that has allocated half of what lives.
 func Run(ctx context.Context, minReclaim uint64) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	before := read()
+	returned := before.allocated
 	var pages dropper
 	for {
 		select {
@@ -88,10 +97,11 @@ func Run(ctx context.Context, minReclaim uint64) error {
 		case <-ticker.C:
 		}
 		now := read()
-		burst := now.reclaimable(before, minReclaim)
+		burst := now.reclaimable(before, minReclaim) || now.settles(before, returned, minReclaim)
 		if burst {
 			debug.FreeOSMemory()
 			now = read()
+			returned = now.allocated
 		}
 		if pages.due(time.Now(), now, before, burst) {
 			_, _ = dropFilePages() // without /proc, as in some containers, they stay

@@ -42,6 +42,29 @@ func TestReclaimable(t *testing.T) {
 	}
 }
 
+// TestSettles: after a burst memory is returned once, however much of it the runtime has collected.
+func TestSettles(t *testing.T) {
+	const mib = 1 << 20
+	before := state{allocated: 1000 * mib, live: 100 * mib}
+	for name, c := range map[string]struct {
+		now      state
+		returned uint64
+		want     bool
+	}{
+		"a burst is over":        {state{allocated: 1001 * mib, live: 100 * mib}, 900 * mib, true},
+		"it goes on":             {state{allocated: 1000*mib + quiet, live: 100 * mib}, 900 * mib, false},
+		"memory was returned":    {state{allocated: 1001 * mib, live: 100 * mib}, 1000 * mib, false},
+		"little for what lives":  {state{allocated: 1001 * mib, live: 100 * mib}, 960 * mib, false},
+		"little for the process": {state{allocated: 1001 * mib, live: 10 * mib}, 970 * mib, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.now.settles(before, c.returned, 40*mib); got != c.want {
+				t.Errorf("%v", got)
+			}
+		})
+	}
+}
+
 // TestDropper: file pages are given back at first, after bursts, after collections and now and then,
 // and not while much happens.
 func TestDropper(t *testing.T) {
