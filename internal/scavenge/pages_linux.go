@@ -43,6 +43,24 @@ func dropFilePages() (int, error) {
 	return total, nil
 }
 
+// filePages are the bytes of files that are resident, as in /proc/self/statm, proc_pid_statm(5): its third
+// field. 0: it is not known.
+func filePages() uint64 {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) < 3 {
+		return 0
+	}
+	pages, err := strconv.ParseUint(fields[2], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return pages * uint64(os.Getpagesize())
+}
+
 // clean are the mappings of a file that cannot be written and of which the process has no page
 // of its own: the linker makes parts read-only that it wrote before (relro), and these would be
 // lost. The form is that of /proc/PID/smaps, proc_pid_smaps(5).

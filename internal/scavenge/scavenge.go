@@ -27,6 +27,9 @@ const (
 	// dropCollected is that time after a collection. It reads the tables of every function on a stack,
 	// which lie all over the file: 9 of 27 MB of file pages of a control plane.
 	dropCollected = time.Minute
+	// dropGrown is how many bytes of file pages more than were left have the same effect as a burst: one
+	// proxy that connects uses code from all over the file, and brings 35 MB with it.
+	dropGrown = 16 << 20
 	// share of live memory, as a divisor, and least (bytes) that are worth a collection while next to
 	// nothing happens. A small process would otherwise appear twice as large as it is for good.
 	share, least = 4, 4 << 20
@@ -61,14 +64,16 @@ func (s state) settles(before state, returned, minReclaim uint64) bool {
 type dropper struct {
 	last   time.Time
 	cycles uint64 // at that time
+	// left are the bytes of file pages that were resident after it, which the caller sets.
+	left uint64
 }
 
-// due reports whether file pages are to be given back at a time, and expects that they are. burst: one
-// has just ended.
-func (d *dropper) due(at time.Time, s, before state, burst bool) bool {
+// due reports whether file pages, of which so many bytes are resident, are to be given back at a time, and
+// expects that they are. burst: one has just ended.
+func (d *dropper) due(at time.Time, s, before state, burst bool, resident uint64) bool {
 	wait := dropEvery
 	switch {
-	case burst:
+	case burst, resident > d.left+dropGrown:
 		wait = dropAgain
 	case s.cycles != d.cycles:
 		wait = dropCollected
@@ -103,8 +108,9 @@ func Run(ctx context.Context, minReclaim uint64) error {
 			now = read()
 			returned = now.allocated
 		}
-		if pages.due(time.Now(), now, before, burst) {
+		if pages.due(time.Now(), now, before, burst, filePages()) {
 			_, _ = dropFilePages() // without /proc, as in some containers, they stay
+			pages.left = filePages()
 		}
 		before = now
 	}

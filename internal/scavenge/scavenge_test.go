@@ -77,25 +77,31 @@ func TestDropper(t *testing.T) {
 		after time.Duration
 		now   state
 		burst bool
+		grown uint64
 		want  bool
 	}{
-		"nothing happened":              {dropEvery - time.Second, idle, false, false},
-		"now and then":                  {dropEvery, idle, false, true},
-		"a collection":                  {dropCollected, collected, false, true},
-		"a collection, and another one": {dropCollected - time.Second, collected, false, false},
-		"a burst":                       {dropAgain, collected, true, true},
-		"bursts one after the other":    {dropAgain - time.Second, collected, true, false},
-		"much happens":                  {dropEvery, busy, false, false},
+		"nothing happened":              {dropEvery - time.Second, idle, false, 0, false},
+		"now and then":                  {dropEvery, idle, false, 0, true},
+		"a collection":                  {dropCollected, collected, false, 0, true},
+		"a collection, and another one": {dropCollected - time.Second, collected, false, 0, false},
+		"a burst":                       {dropAgain, collected, true, 0, true},
+		"bursts one after the other":    {dropAgain - time.Second, collected, true, 0, false},
+		"pages have come back":          {dropAgain, idle, false, dropGrown + 1, true},
+		"some have":                     {dropAgain, idle, false, dropGrown, false},
+		"they come back at once":        {dropAgain - time.Second, idle, false, dropGrown + 1, false},
+		"they do while much happens":    {dropEvery, busy, false, dropGrown + 1, false},
+		"much happens":                  {dropEvery, busy, false, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d dropper
-			if !d.due(began, idle, idle, false) {
+			d.left = 1 << 20
+			if !d.due(began, idle, idle, false, 0) {
 				t.Fatal("not at first")
 			}
-			if got := d.due(began.Add(c.after), c.now, idle, c.burst); got != c.want {
+			if got := d.due(began.Add(c.after), c.now, idle, c.burst, d.left+c.grown); got != c.want {
 				t.Errorf("%v", got)
 			}
-			if c.want && d.due(began.Add(c.after+time.Second), c.now, c.now, false) {
+			if c.want && d.due(began.Add(c.after+time.Second), c.now, c.now, false, 0) {
 				t.Error("twice for one collection")
 			}
 		})
