@@ -24,7 +24,7 @@ import (
 // modeRetry is the pause after a label could not be written.
 const modeRetry = 5 * time.Second
 
-// modeLabels writes proxima.dev/proxy-mode of the Nodes of a cluster, where the Node is the kubelet's and
+// modeLabels writes mesh.proxima.dev/proxy-mode of the Nodes of a cluster, where the Node is the kubelet's and
 // its agent may change nothing: an agent says its mode when it follows its view, and the replica that
 // serves it writes the label. A label is written once for each stream, and again when the Node has lost
 // it, so that two replicas never disagree for longer than a stream of a former agent lasts.
@@ -48,8 +48,8 @@ func newModeLabels(tables *catalog.Catalog, write func(context.Context, string, 
 	}
 }
 
-// patchMode writes the label by a patch of nodes/status: that may change labels, and not what is scheduled
-// on a node, which a permission for nodes would allow.
+// patchMode writes the label by a patch of nodes/status, which can change labels and nothing of the spec: a
+// permission for nodes would be one for taints and cordons, too.
 func patchMode(cluster *kubeclient.Client) func(context.Context, string, string) error {
 	return func(ctx context.Context, node, mode string) error {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{meshv1alpha1.LabelProxyMode: mode}}})
