@@ -9,23 +9,26 @@ import (
 )
 
 // TestPace: the percentage is low from the first collection after which more lives, until some found
-// no growth.
+// no growth, and while collections are rare.
 func TestPace(t *testing.T) {
 	p := pace{live: 100, percent: steadyPercent, idle: steady}
 	for i, step := range []struct {
-		live uint64
-		want int
+		live  uint64
+		since time.Duration
+		want  int
 	}{
-		{102, steadyPercent}, {110, growingPercent}, {120, growingPercent}, {121, growingPercent}, {121, growingPercent},
-		{140, growingPercent}, {140, growingPercent}, {139, growingPercent}, {90, steadyPercent}, {91, steadyPercent}, {99, growingPercent},
+		{102, 0, steadyPercent}, {110, 0, growingPercent}, {120, 0, growingPercent}, {121, 0, growingPercent}, {121, 0, growingPercent},
+		{140, 0, growingPercent}, {140, 0, growingPercent}, {139, 0, growingPercent}, {90, 0, steadyPercent}, {91, rare - 1, steadyPercent},
+		{91, rare, growingPercent}, {91, 0, growingPercent}, {91, 0, growingPercent}, {91, 0, steadyPercent}, {99, 0, growingPercent},
 	} {
-		if got := p.collected(step.live); got != step.want {
+		if got := p.collected(step.live, step.since); got != step.want {
 			t.Errorf("collection %d, %d live: %d %%, want %d", i, step.live, got, step.want)
 		}
 	}
 }
 
-// TestKeepPace: growth of a real heap sets GOGC, and the end of the context sets it back.
+// TestKeepPace: the percentage is low at the start, a heap that does not grow sets GOGC to its default, one
+// that does makes it low again, and the end of the context sets it back.
 func TestKeepPace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -39,13 +42,21 @@ func TestKeepPace(t *testing.T) {
 		return now
 	}
 	var kept [][]byte
-	for end := time.Now().Add(20 * time.Second); percent() != growingPercent; {
-		if time.Now().After(end) {
-			t.Fatalf("GOGC is %d after %d MB came to live", percent(), len(kept))
+	await := func(want, grow int) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); percent() != want; {
+			if time.Now().After(end) {
+				t.Fatalf("GOGC is %d, want %d, with %d MB", percent(), want, len(kept))
+			}
+			for range grow {
+				kept = append(kept, make([]byte, 1<<20))
+			}
+			runtime.GC()
 		}
-		kept = append(kept, make([]byte, 1<<20))
-		runtime.GC()
 	}
+	await(growingPercent, 0)
+	await(steadyPercent, 0)
+	await(growingPercent, 1)
 	runtime.KeepAlive(kept)
 	cancel()
 	<-ended
