@@ -343,6 +343,44 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
+// TestNodes: what nodes enforce is on their labels, which the control plane patches by their status where
+// meshes have policies. Nothing else of a Node is changed, and agents change none.
+func TestNodes(t *testing.T) {
+	for _, tt := range []struct {
+		preset string
+		set    []string
+		labels bool
+	}{
+		{"planner-only", nil, false},
+		{"kube-proxy-replacement", nil, false},
+		{"kube-proxy-replacement", []string{"sidecar.enabled=true"}, true},
+		{"zone", nil, true},
+		{"global", nil, false},
+	} {
+		labels := false
+		for _, o := range render(t, tt.preset, tt.set...) {
+			if o.Kind != "ClusterRole" {
+				continue
+			}
+			var role rbacv1.ClusterRole
+			if err := yaml.UnmarshalStrict([]byte(o.Text), &role); err != nil {
+				t.Fatal(err)
+			}
+			for _, rule := range role.Rules {
+				patches := slices.Equal(rule.Resources, []string{"nodes/status"}) && slices.Equal(rule.Verbs, []string{"patch"}) && role.Name != "proxima-agent"
+				labels = labels || patches
+				about := slices.ContainsFunc(rule.Resources, func(r string) bool { return r == "*" || strings.HasPrefix(r, "nodes") })
+				if about && !patches && slices.ContainsFunc(rule.Verbs, func(v string) bool { return v != "list" && v != "watch" }) {
+					t.Errorf("%s %q: %s may %s %s", tt.preset, tt.set, role.Name, rule.Verbs, rule.Resources)
+				}
+			}
+		}
+		if labels != tt.labels {
+			t.Errorf("%s %q: labels of nodes are written: %t", tt.preset, tt.set, labels)
+		}
+	}
+}
+
 // TestReasons: every permission says why.
 func TestReasons(t *testing.T) {
 	roles, err := manifests.Roles()
