@@ -75,7 +75,7 @@ func (p *clusterPlane) newMeshes(ctx context.Context) (err error) {
 	m.members = newPodMembers(i.catalog, m.events)
 	workloads := podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}
 	if p.servesProxies() {
-		m.insights = newInsights(podInsights{p.client, i.catalog}, false, p.storage, p.api, p.log)
+		m.insights = newInsights(podInsights{p.client, i.catalog}, nil, false, p.storage, p.api, p.log)
 		m.insights.runs, i.acks.runs = p.runsHere, p.runsHere
 	}
 	m.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{

@@ -28,11 +28,11 @@ type insights struct {
 	client resource.Client
 }
 
-// newInsights makes the recorder. gateways: of these, too; inside a cluster they are Pods, whose status says
-// how they are.
-func newInsights(client resource.Client, gateways bool, s *storage, a *api, log *slog.Logger) *insights {
+// newInsights makes the recorder, which reads the objects that insights are of by cached; nil: by client.
+// gateways: of these, too; inside a cluster they are Pods, whose status says how they are.
+func newInsights(client, cached resource.Client, gateways bool, s *storage, a *api, log *slog.Logger) *insights {
 	return &insights{client: client, Recorder: insight.New(insight.Config{
-		Client: client, Gateways: gateways, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
+		Client: client, Cached: cached, Gateways: gateways, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
 	})}
 }
 

@@ -120,7 +120,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
 		return nil, err
 	}
-	cp.insights = newInsights(cp.api.client, true, cp.storage, cp.api, cp.log)
+	cp.insights = newInsights(cp.api.client, cp.api.cached, true, cp.storage, cp.api, cp.log)
 	cp.instance.insights = cp.insights
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.insights, cp.log); err != nil {
 		return nil, err

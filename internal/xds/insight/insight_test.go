@@ -118,6 +118,46 @@ func accept(r *Recorder, id string) {
 	}
 }
 
+// before has an object as it was at first.
+type before struct {
+	resource.Client
+	object resource.Object
+	reads  atomic.Int64
+}
+
+func (b *before) Get(context.Context, *resource.Descriptor, resource.Key) (resource.Object, error) {
+	b.reads.Add(1)
+	return b.object.DeepCopyObject().(resource.Object), nil
+}
+
+// TestCached: Dataplanes are read from memory, and once more where that is not what they are now.
+func TestCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		old, err := g.client.Get(t.Context(), kind.Dataplane, web.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := old.DeepCopyObject().(*meshv1alpha1.Dataplane)
+		changed.Spec.Addresses = []string{"10.0.0.2"}
+		if _, err := g.client.Update(t.Context(), kind.Dataplane, changed); err != nil {
+			t.Fatal(err)
+		}
+		cached := &before{object: old}
+		recorder := New(Config{Client: g.client, Cached: cached, Instance: "cp-0"})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- recorder.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		recorder.Connected(web, Connection{ID: "a", Versions: envoy})
+		pass(time.Second)
+		g.wantCondition(meshv1alpha1.DataplaneProxyConnected, "True Connected")
+		if n := cached.reads.Load(); n != 1 {
+			t.Errorf("%d reads from memory", n)
+		}
+	})
+}
+
 // TestLife of a proxy: it connects, acknowledges much, disconnects, and comes back to another
 // instance.
 func TestLife(t *testing.T) {

@@ -42,6 +42,8 @@ type Config struct {
 	// Client writes as the control plane. Inside a cluster Dataplanes do not exist: conditions are
 	// of those that do.
 	Client resource.Client
+	// Cached reads the objects that insights are of, which may be those of a moment ago; nil: Client.
+	Cached resource.Client
 	// Instance is the name of this instance.
 	Instance string
 	// Gateways: there are insights of gateways, too. Inside a cluster there are none.
@@ -74,6 +76,9 @@ func New(c Config) *Recorder {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Cached == nil {
+		c.Cached = c.Client
 	}
 	r := &Recorder{
 		config: c, clock: c.Clock, log: c.Logger, proxies: map[Subject]*proxy{}, written: map[Subject]time.Time{},
@@ -235,7 +240,7 @@ func (r *Recorder) write(ctx context.Context, key Subject) error {
 
 // subject is the object that an insight is of; nil: there is none.
 func (r *Recorder) subject(ctx context.Context, key Subject) (resource.Object, error) {
-	obj, err := r.config.Client.Get(ctx, roles[key.Role].object, key.Key)
+	obj, err := r.config.Cached.Get(ctx, roles[key.Role].object, key.Key)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
