@@ -12,19 +12,28 @@ import (
 // no growth, and while collections are rare.
 func TestPace(t *testing.T) {
 	p := pace{live: 100, percent: steadyPercent, idle: steady}
-	for i, step := range []struct {
-		live  uint64
-		since time.Duration
-		want  int
-	}{
-		{102, 0, steadyPercent}, {110, 0, growingPercent}, {120, 0, growingPercent}, {121, 0, growingPercent}, {121, 0, growingPercent},
-		{140, 0, growingPercent}, {140, 0, growingPercent}, {139, 0, growingPercent}, {90, 0, steadyPercent}, {91, rare - 1, steadyPercent},
-		{91, rare, growingPercent}, {91, 0, growingPercent}, {91, 0, growingPercent}, {91, 0, steadyPercent}, {99, 0, growingPercent},
-	} {
-		if got := p.collected(step.live, step.since); got != step.want {
-			t.Errorf("collection %d, %d live: %d %%, want %d", i, step.live, got, step.want)
+	check := func(when string, live uint64, since time.Duration, want int) {
+		t.Helper()
+		if got := p.collected(live, since); got != want {
+			t.Errorf("%s: %d %%, want %d", when, got, want)
 		}
 	}
+	settle := func() {
+		t.Helper()
+		for range steady - 1 {
+			check("still", p.live, 0, growingPercent)
+		}
+		check("steady", p.live, 0, steadyPercent)
+	}
+	check("a little more", 102, 0, steadyPercent)
+	check("more", 110, 0, growingPercent)
+	check("a little more", 111, 0, growingPercent)
+	check("more", 120, 0, growingPercent)
+	settle()
+	check("less", 90, rare-1, steadyPercent)
+	check("a rare one", 90, rare, growingPercent)
+	settle()
+	check("more", 99, 0, growingPercent)
 }
 
 // TestKeepPace: the percentage is low at the start, a heap that does not grow sets GOGC to its default, one
