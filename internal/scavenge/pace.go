@@ -16,7 +16,7 @@ const (
 	// heap in use were free with 40 percent, 39 of 191 with 20. A lower percentage costs more
 	// collections, so it is for growth, and for when they are rare.
 	steadyPercent  = 100
-	growingPercent = 25
+	growingPercent = 20
 	// growth of live memory from one collection to the next, in percent, from which on it counts.
 	growth = 2
 	// steady is how many collections without growth end it. A burst has some at its end: after three of
