@@ -23,7 +23,7 @@ const (
 	// that are used come back by faults, of some hundred µs together.
 	dropEvery = 5 * time.Minute
 	// dropAgain is that time after a burst, whose code is not needed any more.
-	dropAgain = 20 * time.Second
+	dropAgain = 10 * time.Second
 	// dropCollected is that time after a collection. It reads the tables of every function on a stack,
 	// which lie all over the file: 9 of 27 MB of file pages of a control plane.
 	dropCollected = time.Minute
