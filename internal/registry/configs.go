@@ -71,6 +71,8 @@ type Configs struct {
 	secrets       map[resource.Key]*meshv1alpha1.RegistryConfig
 	secretsReady  chan struct{}
 	secretsListed sync.Once
+	// noSecrets: entries that would be Secrets are refused.
+	noSecrets bool
 }
 
 // NewConfigs makes it; Run fills it.
@@ -82,6 +84,14 @@ func NewConfigs(client resource.Client, c *catalog.Catalog, log *slog.Logger) *C
 	}
 }
 
+// WithoutSecrets lets it neither read nor write entries that are Secrets (ConfigKey.Secret): to write one is refused. It is
+// called before Run, where the control plane may not read the Secrets of all namespaces, and returns c.
+func (c *Configs) WithoutSecrets() *Configs {
+	c.noSecrets = true
+	c.secretsListed.Do(func() { close(c.secretsReady) })
+	return c
+}
+
 // Run follows the tables until ctx ends, and returns nil then. It must be called once.
 func (c *Configs) Run(ctx context.Context) error {
 	sub := c.catalog.Subscribe(catalog.RegistryConfigs)
@@ -90,7 +100,9 @@ func (c *Configs) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer stop()
-	following.Go(func() { _ = c.followSecrets(ctx) }) // it ends with ctx
+	if !c.noSecrets {
+		following.Go(func() { _ = c.followSecrets(ctx) }) // it ends with ctx
+	}
 	for first := true; ; first = false {
 		d, err := sub.Next(ctx)
 		switch {
@@ -121,9 +133,24 @@ func (c *Configs) apply(d *catalog.Delta) {
 	defer c.mu.Unlock()
 	c.snapshot = d.After
 	for _, change := range d.RegistryConfigs {
-		c.setEntry(change.Key, change.Old, change.New)
+		c.setEntry(change.Key, change.Old, summed(change.New))
 	}
 	c.signalChanged()
+}
+
+// summed is an object whose status has the MD5 of its content: where another API server stores it, that does not
+// follow from the content.
+func summed(o *meshv1alpha1.RegistryConfig) *meshv1alpha1.RegistryConfig {
+	if o == nil {
+		return nil
+	}
+	sum := kind.ContentMD5(o.Spec.Content)
+	if o.Status.MD5 == sum {
+		return o
+	}
+	out := *o
+	out.Status.MD5 = sum
+	return &out
 }
 
 // setEntry replaces an object of an entry, by another or by none, and tells followers.
@@ -194,11 +221,10 @@ func (c *Configs) List(namespace string, match func(ConfigKey) bool) []ConfigKey
 
 // MD5 of an entry, by which clients compare; empty: there is none.
 func (c *Configs) MD5(key ConfigKey) string {
-	o := c.Get(key)
-	if o == nil {
-		return ""
+	if o := c.Get(key); o != nil {
+		return o.Status.MD5
 	}
-	return cmp.Or(o.Status.MD5, kind.ContentMD5(o.Spec.Content))
+	return ""
 }
 
 // Put writes an entry: change is called with what there is, which has no content if it is new, and
@@ -215,6 +241,10 @@ func (c *Configs) PutEncrypted(ctx context.Context, user User, key ConfigKey, da
 ) error {
 	if !user.May(key.Namespace) {
 		return &ForbiddenError{user.String(), "write in namespace " + key.Namespace}
+	}
+	if c.noSecrets && key.Secret() {
+		return &ForbiddenError{user.String(), fmt.Sprintf("write configuration %s: names that begin with %s are Secrets, which this control plane may not read: "+
+			"it is one in a Kubernetes cluster", key, kind.SecretDataID)}
 	}
 	for range attempts {
 		out, err := c.put(ctx, key, dataKey, change)

@@ -24,6 +24,8 @@ type Core struct {
 	// Client for objects other than instances: configuration, mappings. It writes as the control
 	// plane; a server asks the User first.
 	Client resource.Client
+	// NodeOf, if it is not nil, is the node that the workload with an address runs on, as a Pod; empty: there is none.
+	NodeOf func(netip.Addr) string
 	// Namespaces maps the registry's own names of namespaces.
 	Namespaces Namespaces
 	Logger     *slog.Logger
@@ -88,6 +90,11 @@ func ParseNamespaces(pairs []string) (Namespaces, error) {
 // it.
 func (c *Core) Locate(address netip.Addr) (node string, zone locality.Zone) {
 	address = address.Unmap()
+	if c.NodeOf != nil {
+		if node = c.NodeOf(address); node != "" {
+			return node, c.Index.ZoneOf(node)
+		}
+	}
 	for key, n := range c.Index.Snapshot().Nodes.All() {
 		for _, a := range n.Status.Addresses {
 			if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -127,6 +134,20 @@ func (c *Core) Started() error {
 		default:
 			return ErrStarting
 		}
+	}
+	return nil
+}
+
+// Welcome returns nil when a client that comes, maybe from another instance of the control plane, can be answered: the
+// tables are filled, and what it is told is newer than what it has. It may block for some requests (Index.CatchUp). A
+// server calls it when a client connects whose protocol compares positions. Errors are, or wrap, ErrStarting.
+func (c *Core) Welcome(ctx context.Context) error {
+	if err := c.Started(); err != nil {
+		return err
+	}
+	if err := c.Index.CatchUp(ctx); err != nil {
+		c.Logger.Warn("a client is not served yet, as positions could go back; it tries again", "error", err)
+		return fmt.Errorf("%w: %w", ErrStarting, err)
 	}
 	return nil
 }

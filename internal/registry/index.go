@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +59,9 @@ type Index struct {
 
 	// order is held while positions are taken and used, so that they are used in order.
 	order sync.Mutex
+	// arrived are the calls of CatchUp; all up to caughtUp are answered, which order guards.
+	arrived  atomic.Uint64
+	caughtUp uint64
 
 	mu       sync.Mutex
 	snapshot *catalog.Snapshot
@@ -197,13 +201,27 @@ func (x *Index) Position() Position {
 
 // CatchUp returns when positions are above all that any instance of the control plane has returned up to now: a client
 // that comes from another one would take for old what has a lower position. Where positions follow revisions they
-// are, and it does nothing. Else it blocks for some requests at most.
+// are, and it does nothing. Else it blocks for some requests at most, which all that come meanwhile share.
 func (x *Index) CatchUp(ctx context.Context) error {
 	if x.config.Positions == nil {
 		return nil
 	}
+	own := x.arrived.Add(1)
 	x.order.Lock()
 	defer x.order.Unlock()
+	if own <= x.caughtUp {
+		return nil
+	}
+	all := x.arrived.Load()
+	if err := x.raise(ctx); err != nil {
+		return err
+	}
+	x.caughtUp = all
+	return nil
+}
+
+// raise positions above all that any instance has used, under x.order.
+func (x *Index) raise(ctx context.Context) error {
 	moved, err := x.config.Positions.CatchUp(ctx)
 	if err != nil || !moved {
 		return err

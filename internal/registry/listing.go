@@ -53,8 +53,10 @@ type draft struct {
 	zone  locality.Zone
 	// planned weights, by the name of a Dataplane, where a plan says them.
 	planned map[string]uint32
-	hasPlan bool
-	rows    []row
+	// plannedAt are those of addresses, of slices that name no Dataplanes (SlicesManagedBy).
+	plannedAt map[netip.AddrPort]uint32
+	hasPlan   bool
+	rows      []row
 }
 
 type row struct {
@@ -65,7 +67,7 @@ type row struct {
 
 // list makes what clients in a zone see of a service.
 func (x *Index) list(e *entry, zone locality.Zone) *Listing {
-	d := &draft{index: x, zone: zone, planned: map[string]uint32{}}
+	d := &draft{index: x, zone: zone, planned: map[string]uint32{}, plannedAt: map[netip.AddrPort]uint32{}}
 	keys := slices.SortedFunc(maps.Keys(e.from), compareKeys)
 	for _, key := range keys {
 		if s, ok := x.snapshot.Services.Get(key); ok && !e.imports(s) {
@@ -123,8 +125,26 @@ func (d *draft) addEndpoints(e *entry, s *corev1.Service) {
 			weights = d.index.plans.Own(slice)
 		}
 		for i := range slice.Endpoints {
+			if slice.Labels[discoveryv1.LabelManagedBy] == SlicesManagedBy {
+				d.noteRegistered(&slice.Endpoints[i], number, weightAt(weights, i))
+				continue
+			}
 			d.addEndpoint(e, s, &slice.Endpoints[i], number, weightAt(weights, i))
 		}
+	}
+}
+
+// SlicesManagedBy marks the EndpointSlices of registered instances, in a cluster whose own controller makes none of
+// Dataplanes: their endpoints name the Pods at the addresses.
+const SlicesManagedBy = "registered-services." + GroupName
+
+// noteRegistered notes the weight of an endpoint of registered instances. They are in the listing by themselves.
+func (d *draft) noteRegistered(endpoint *discoveryv1.Endpoint, port uint16, weight uint32) {
+	if len(endpoint.Addresses) == 0 {
+		return
+	}
+	if address, err := netip.ParseAddr(endpoint.Addresses[0]); err == nil {
+		d.plannedAt[netip.AddrPortFrom(address, port)] = weight
 	}
 }
 
@@ -185,6 +205,9 @@ func (d *draft) addOwn(key resource.Key, in *Instance) {
 		}
 	}
 	weight, ok := d.planned[key.Name]
+	if !ok {
+		weight, ok = d.plannedAt[netip.AddrPortFrom(in.Address, in.Port)]
+	}
 	if !ok || !d.hasPlan {
 		d.rows = append(d.rows, row{instance: in, weight: float64(in.Weight), known: !d.hasPlan})
 		return

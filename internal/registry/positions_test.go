@@ -2,6 +2,7 @@ package registry
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -154,4 +155,36 @@ func TestIndexCatchesUp(t *testing.T) {
 			t.Errorf("position %d after %d, with %d instances", l.Position, seen, len(l.Instances))
 		}
 	})
+}
+
+// Clients that come while others are answered share the requests of one call.
+func TestIndexCatchesUpForAll(t *testing.T) {
+	const clients = 100
+	client := resourcetest.New(kind.All()...)
+	x := NewIndex(IndexConfig{Positions: NewPositions(client, positionsLease, "a")})
+	asked := 0 // under the lock of Positions
+	client.Intercept(func(c resourcetest.Call) error {
+		if c.Verb == resourcetest.Get {
+			for asked++; asked == 1 && x.arrived.Load() < clients; {
+				runtime.Gosched()
+			}
+		}
+		return nil
+	})
+	var running sync.WaitGroup
+	for range clients {
+		running.Go(func() {
+			if err := x.CatchUp(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	shared := asked
+	if shared > 3 { // that of the first, which reserves a block, and one for all others
+		t.Errorf("the Lease was read %d times for %d clients", shared, clients)
+	}
+	if err := x.CatchUp(t.Context()); err != nil || asked != shared+1 {
+		t.Errorf("a client that comes later: %d reads, %v", asked-shared, err)
+	}
 }

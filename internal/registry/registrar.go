@@ -90,6 +90,8 @@ type RegistrarConfig struct {
 	Running func() map[string]bool
 	// Leads reports whether this instance removes what owners left that are gone. Nil: it does.
 	Leads func() bool
+	// Reserved are namespaces in which nothing is registered, whoever asks.
+	Reserved []string
 	// Grace is how long ephemeral instances stay whose owner was restarted or is gone, until
 	// their clients have come back; 0: DefaultGrace.
 	Grace  time.Duration
@@ -256,6 +258,9 @@ func (s *Session) end() {
 	}
 }
 
+// Owner is the name of this instance of the control plane.
+func (r *Registrar) Owner() string { return r.config.Owner }
+
 // Leads reports whether this instance of the control plane does what one of them does for all.
 func (r *Registrar) Leads() bool { return r.config.Leads() }
 
@@ -419,6 +424,9 @@ func (r *Registrar) put(ctx context.Context, in *Instance, user User, by *Sessio
 	}
 	if !user.May(in.Service.Namespace) {
 		return &ForbiddenError{user.String(), "register instances in namespace " + in.Service.Namespace}
+	}
+	if slices.Contains(r.config.Reserved, in.Service.Namespace) {
+		return &ForbiddenError{user.String(), "register instances in namespace " + in.Service.Namespace + ", which is the cluster's own"}
 	}
 	want, err := in.dataplane(r.config.Owner, user.Name, time.Now())
 	if err != nil {

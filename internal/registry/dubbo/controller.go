@@ -31,9 +31,11 @@ type Config struct {
 	// MachineID of this machine (package machine): providers with loopback addresses are asked if they are on
 	// it; empty: they are not.
 	MachineID string
-	Meters    *registry.Meters // nil: nothing is counted
-	Clock     clock.WithTicker // nil: the real one
-	Logger    *slog.Logger     // nil: discard
+	// WithoutSecrets as the method of registry.Configs.
+	WithoutSecrets bool
+	Meters         *registry.Meters // nil: nothing is counted
+	Clock          clock.WithTicker // nil: the real one
+	Logger         *slog.Logger     // nil: discard
 }
 
 // Controller writes the entries. One runs at a time. Make it with New.
@@ -69,6 +71,9 @@ func New(c Config) *Controller {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	out := &Controller{Config: c, configs: registry.NewConfigs(c.Client, c.Catalog, c.Logger)}
+	if c.WithoutSecrets {
+		out.configs.WithoutSecrets()
+	}
 	out.services = loop.New(loop.Config{What: "service of dubbo", Sync: out.syncService, Window: -1, Clock: c.Clock, Logger: c.Logger})
 	out.instances = loop.New(loop.Config{
 		What: "instance of dubbo", Sync: out.syncInstance, Window: -1, Workers: maxAsked, Clock: c.Clock, Logger: c.Logger,

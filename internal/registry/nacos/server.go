@@ -164,7 +164,7 @@ func (s *Server) refusal(err error, id string) *result {
 func (s *Server) respond(ctx context.Context, c *conn, p *payload) (any, error) {
 	switch p.kind {
 	case "ServerCheckRequest":
-		if err := s.core.Started(); err != nil {
+		if err := s.core.Welcome(ctx); err != nil {
 			return nil, err
 		}
 		return &serverCheckResponse{result: success(""), ConnectionID: c.id}, nil
