@@ -15,7 +15,7 @@ import (
 // backends are all of them, and those that get no endpoint for want of their
 // Node; these are among the former without an address.
 func (in *Input) backends() (out []backend.Backend, skipped []SkippedWorkload) {
-	out = make([]backend.Backend, 0, len(in.Pods)+len(in.Dataplanes))
+	out = make([]backend.Backend, 0, len(in.Pods)+len(in.Dataplanes)+len(in.Backends))
 	add := func(b backend.Backend, nodeRequired bool) {
 		var node *corev1.Node
 		if b.Node != "" || nodeRequired {
@@ -35,6 +35,9 @@ func (in *Input) backends() (out []backend.Backend, skipped []SkippedWorkload) {
 	}
 	for _, dataplane := range in.Dataplanes {
 		add(backend.OfDataplane(dataplane, in.Service.Name), false)
+	}
+	for _, b := range in.Backends {
+		add(b, false)
 	}
 	return out, skipped
 }

@@ -232,7 +232,7 @@ func check(t *rapid.T, w *world, models map[int]model) {
 		if len(s.Endpoints) > w.in.Options.MaxEndpoints {
 			t.Fatalf("%s has %d endpoints, at most %d are allowed", s.Name, len(s.Endpoints), w.in.Options.MaxEndpoints)
 		}
-		if !maps.Equal(s.Labels, sliceLabels(w.in.Service)) || !ownedBy(s, w.in.Service) {
+		if !maps.Equal(s.Labels, sliceLabels(w.in.Service, ManagedBy)) || !ownedBy(s, w.in.Service) {
 			t.Fatalf("metadata of %s: %v %v", s.Name, s.Labels, s.OwnerReferences)
 		}
 	}

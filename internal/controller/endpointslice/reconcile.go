@@ -9,6 +9,7 @@
 package endpointslice
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -37,6 +38,8 @@ type Options struct {
 	MaxEndpoints int
 	// Hints computes the topology hints; nil: TrafficDistribution.
 	Hints HintFunc
+	// ManagedBy marks the slices; empty: the constant of this name.
+	ManagedBy string
 }
 
 // Input is what there is. Reconcile changes none of it.
@@ -45,11 +48,13 @@ type Input struct {
 	// Pods and Dataplanes that the Service selects.
 	Pods       []*corev1.Pod
 	Dataplanes []*meshv1alpha1.Dataplane
+	// Backends are further ones.
+	Backends []backend.Backend
 	// Node finds a Node by name; nil if there is none.
 	Node func(name string) *corev1.Node
 	// Shifts in effect.
 	Shifts backend.Shifts
-	// Slices of the Service that carry ManagedBy.
+	// Slices of the Service that carry the mark of Options.ManagedBy.
 	Slices []*discoveryv1.EndpointSlice
 	// TriggerTime of the change, to be noted on slices that are written; zero:
 	// unknown, an older note is removed.
@@ -100,7 +105,7 @@ func Reconcile(in Input) Plan {
 	backends, skipped := in.backends()
 	plan.Skipped = skipped
 	for _, family := range families {
-		f := familyReconciler{Input: &in, family: family, labels: sliceLabels(in.Service)}
+		f := familyReconciler{Input: &in, family: family, labels: sliceLabels(in.Service, cmp.Or(in.Options.ManagedBy, ManagedBy))}
 		f.reconcile(existing[family], backends, &plan)
 	}
 	if in.Service.DeletionTimestamp != nil {
@@ -227,7 +232,7 @@ func (o Options) maxEndpoints() int {
 }
 
 // sliceLabels are the Service's labels with the reserved ones as they must be.
-func sliceLabels(service *corev1.Service) map[string]string {
+func sliceLabels(service *corev1.Service, managedBy string) map[string]string {
 	labels := maps.Clone(service.Labels)
 	if labels == nil {
 		labels = make(map[string]string, 3)
@@ -237,7 +242,7 @@ func sliceLabels(service *corev1.Service) map[string]string {
 		labels[corev1.IsHeadlessService] = ""
 	}
 	labels[discoveryv1.LabelServiceName] = service.Name
-	labels[discoveryv1.LabelManagedBy] = ManagedBy
+	labels[discoveryv1.LabelManagedBy] = managedBy
 	return labels
 }
 

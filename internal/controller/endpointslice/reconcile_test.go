@@ -368,7 +368,7 @@ func TestReconcileRepairs(t *testing.T) {
 				t.Error(diff)
 			}
 			for _, s := range w.slices {
-				if !ownedBy(s, w.in.Service) || !maps.Equal(s.Labels, sliceLabels(w.in.Service)) {
+				if !ownedBy(s, w.in.Service) || !maps.Equal(s.Labels, sliceLabels(w.in.Service, ManagedBy)) {
 					t.Errorf("metadata of %s: %v %v", s.Name, s.Labels, s.OwnerReferences)
 				}
 			}

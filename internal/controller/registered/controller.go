@@ -2,7 +2,8 @@
 // one with a virtual IP for each, so that what is registered has a DNS name, is planned, and is
 // reached by clients that know no registry.
 //
-// Enter at New. What the Service of a name should be is decided by reconcile, which is pure. It
+// Enter at New; NewSlices keeps their EndpointSlices where a cluster has other controllers. What the Service of a name
+// should be is decided by reconcile, which is pure. It
 // touches no Service that it did not make.
 package registered
 
@@ -25,6 +26,9 @@ import (
 type Config struct {
 	Client  resource.Client
 	Catalog *catalog.Catalog
+	// Slices: the Services have no selector, and Slices keeps their EndpointSlices. For a cluster whose own controller
+	// makes those of Pods that a selector matches, and would make empty ones.
+	Slices bool
 	// Window as in loop.Config.
 	Window time.Duration
 	Clock  clock.WithTicker // nil: the real one
@@ -77,7 +81,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if n, ok := s.Namespaces.Get(resource.Key{Name: key.Namespace}); !ok || n.DeletionTimestamp != nil {
 		return nil
 	}
-	in := input{key: key, now: c.Clock.Now()}
+	in := input{key: key, now: c.Clock.Now(), slices: c.Slices}
 	in.service, _ = s.Services.Get(key)
 	for _, dp := range s.DataplanesMatching(key.Namespace, map[string]string{registry.LabelService: key.Name}) {
 		if !registry.Registered(dp) {

@@ -33,6 +33,7 @@ type input struct {
 	service   *corev1.Service // nil: there is none
 	instances []*registry.Instance
 	now       time.Time
+	slices    bool // as in Config
 }
 
 // reconcile returns what the Service should be: in.service itself where nothing is to change, nil
@@ -79,6 +80,9 @@ func (in input) used(serving []*registry.Instance) *corev1.Service {
 				Name: registry.PortName, Port: int32(first.Port), TargetPort: intstr.FromString(registry.PortName),
 			}},
 		},
+	}
+	if in.slices {
+		out.Spec.Selector = nil
 	}
 	if in.service != nil {
 		out = in.service.DeepCopy()
