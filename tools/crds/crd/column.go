@@ -25,6 +25,7 @@ const (
 	manyParts = "of several values an API server prints the first alone"
 	composed  = "it is composed of several fields"
 	clock     = "it is a time that passes"
+	notKept   = "a cluster keeps neither sums nor earlier versions of contents"
 )
 
 func condition(name string) cell {
@@ -43,6 +44,13 @@ var cells = map[string]cell{
 	"Dataplane/Mesh":      {path: ".spec.mesh"},
 	"Dataplane/Zone":      {path: `.metadata.labels.topology\.kubernetes\.io/zone`},
 	"Dataplane/Lease":     {path: ".status.lease.holder", description: "Who keeps the workload alive."},
+
+	"RegistryConfig/Group":    {path: ".spec.group"},
+	"RegistryConfig/Data ID":  {path: ".spec.dataId"},
+	"RegistryConfig/Type":     {path: ".spec.type"},
+	"RegistryConfig/Bytes":    {out: "it is a size of a value"},
+	"RegistryConfig/MD5":      {out: notKept},
+	"RegistryConfig/Versions": {out: notKept},
 
 	"ZoneCosts/Region":   {path: ".spec.region", typ: "number"},
 	"ZoneCosts/World":    {path: ".spec.world", typ: "number"},

@@ -89,12 +89,11 @@ var further = map[schema.GroupKind][]string{
 }
 
 // Descriptors of the kinds that are CustomResourceDefinitions in a cluster. A GlobalSecret is
-// none: there it is a Secret of type mesh.proxima.dev/global in namespace proxima-system. Nor is a
-// RegistryConfig, as control planes whose state is in a cluster serve no registries.
+// none: there it is a Secret of type mesh.proxima.dev/global in namespace proxima-system.
 func Descriptors() []*resource.Descriptor {
 	groups := []string{mesh.GroupName, planner.GroupName, mcs.GroupName}
 	return slices.DeleteFunc(kind.All(), func(d *resource.Descriptor) bool {
-		return !slices.Contains(groups, d.GVK.Group) || d == kind.GlobalSecret || d == kind.RegistryConfig
+		return !slices.Contains(groups, d.GVK.Group) || d == kind.GlobalSecret
 	})
 }
 

@@ -44,7 +44,7 @@ var names = map[string]nameForm{
 func limits() map[string]Schema {
 	out := map[string]Schema{}
 	for _, part := range []map[string]Schema{
-		commonLimits(), meshLimits(), externalLimits(), dataplaneLimits(), zoneLimits(), plannerLimits(), exportLimits(),
+		commonLimits(), meshLimits(), externalLimits(), dataplaneLimits(), zoneLimits(), registryLimits(), plannerLimits(), exportLimits(),
 		policyLimits(), backendPolicyLimits(), workloadPolicyLimits(),
 	} {
 		maps.Copy(out, part)
