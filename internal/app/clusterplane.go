@@ -77,6 +77,8 @@ type clusterPlane struct {
 	zone *clusterZone
 	// pods are followed from when on they are needed.
 	pods *clusterPods
+	// registries that are served; nil: none are.
+	registries *clusterRegistries
 	// complete is closed when the tables are filled.
 	complete chan struct{}
 }
@@ -123,6 +125,9 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if err := errors.Join(p.newMeshes(ctx), p.newZone(ctx)); err != nil {
 		return nil, err
 	}
+	if err := p.newRegistries(); err != nil {
+		return nil, err
+	}
 	if p.election, err = newLeaseElection(cfg, p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
 		return nil, err
 	}
@@ -148,6 +153,14 @@ func (p *clusterPlane) newClient() error {
 	}
 	if p.servesProxies() {
 		kinds = append(kinds, kind.DataplaneInsight)
+	}
+	if p.cfg.Registries.on() {
+		kinds = append(kinds, kind.Lease)
+		for _, k := range registryKinds() {
+			if !slices.Contains(kinds, k) {
+				kinds = append(kinds, k)
+			}
+		}
 	}
 	client, err := kubeclient.New(cfg, kinds)
 	if err != nil {
@@ -191,9 +204,9 @@ func (p *clusterPlane) newParts() (err error) {
 	p.instance = i
 	i.catalog = catalog.New(catalog.Config{
 		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
-		Later: p.pods.later(p.meshes != nil),
+		Later: p.pods.later(p.meshes != nil || p.cfg.Registries.on()),
 	})
-	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
+	if p.paths, err = newOwnPaths(p.cfg, p.storage, func() bool { return i.catalog.Synced() && p.registries.synced() }, p.log); err != nil {
 		return err
 	}
 	i.acks = newAcknowledgements(instanceName(p.paths.listener.Addr()), i.catalog, p.log)
@@ -242,6 +255,7 @@ func (p *clusterPlane) components() []component {
 		p.instance.modes.components(),
 		p.sidecarComponents(),
 		p.zoneComponents(),
+		p.registries.components(),
 		[]component{
 			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
 		},
@@ -253,7 +267,7 @@ func (p *clusterPlane) awaitTables(ctx context.Context) error {
 	if err := p.paths.writeKubeconfig(); err != nil {
 		return err
 	}
-	if p.instance.catalog.WaitSynced(ctx) == nil {
+	if p.instance.catalog.WaitSynced(ctx) == nil && p.registries.wait(ctx) == nil {
 		close(p.complete)
 	}
 	<-ctx.Done()
@@ -273,7 +287,7 @@ func (p *clusterPlane) handle() {
 		Role:      string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
-		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Logger: p.log,
+		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
 	}) {
 		p.paths.mux.Handle(path, handler)
 	}
@@ -353,6 +367,7 @@ func (p *clusterPlane) close() {
 		p.paths.close()
 	}
 	p.meshes.close()
+	p.registries.close()
 }
 
 // runPlans runs the planner alone: in a cluster the EndpointSlices are another controller's.

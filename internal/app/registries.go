@@ -68,8 +68,11 @@ func checkRegistries(cfg *ControlPlaneConfig) error {
 		return nil
 	case cfg.role() == RoleGlobal:
 		why, hint = "global has no endpoints and no workloads: the control planes of zones serve them", "set it at the control planes of the zones"
-	case cfg.Store == StoreKubernetes:
-		why, hint = "a control plane whose state is in a Kubernetes cluster does not serve them", "run a control plane of a zone with a store of its own"
+	case cfg.Store == StoreKubernetes && cfg.Preset == PresetPlannerOnly:
+		why, hint = "preset planner-only writes nothing in the cluster", "use preset kube-proxy-replacement or zone"
+	case cfg.Store == StoreKubernetes && cfg.Registries.ZooKeeperPort != 0:
+		why = "clients of ZooKeeper are not served where the state is in a Kubernetes cluster, whose objects have no common order"
+		hint = "leave --zookeeper-port out there, or serve them by a control plane of a zone with a store of its own"
 	default:
 		return nil
 	}
@@ -77,7 +80,7 @@ func checkRegistries(cfg *ControlPlaneConfig) error {
 }
 
 // newRegistries opens the ports of the registry protocols that are on.
-func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *instances, log *slog.Logger) (r *registries, err error) {
+func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *instances, log *slog.Logger) (*registries, error) {
 	if !cfg.Registries.on() {
 		return nil, nil
 	}
@@ -91,6 +94,11 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens), Local: new(machine.Interfaces).Has},
 		Meters:  registry.NewMeters(s.metrics), Client: a.client, Namespaces: cfg.Registries.Namespaces, Logger: log,
 	}
+	return openRegistries(cfg, core, s, a, log)
+}
+
+// openRegistries opens the ports of the registry protocols that are on.
+func openRegistries(cfg ControlPlaneConfig, core *registry.Core, s *storage, a *api, log *slog.Logger) (r *registries, err error) {
 	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core), machineID: s.machineID}
 	defer func() {
 		if err != nil {

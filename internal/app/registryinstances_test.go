@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,8 @@ type nacosClient struct {
 	servers []string
 	// register is an instance of "orders" that it has; 0: it has none.
 	register int
+	// address of it; empty: 127.0.0.1.
+	address string
 
 	mu    sync.Mutex
 	at    string // the server that it is connected to
@@ -98,7 +101,7 @@ func (c *nacosClient) stay(ctx context.Context, server string) error {
 	}
 	named := map[string]any{"namespace": "public", "serviceName": "orders", "groupName": "DEFAULT_GROUP", "clusters": ""}
 	if c.register != 0 {
-		named["type"], named["instance"] = "registerInstance", map[string]any{"ip": "127.0.0.1", "port": c.register, "ephemeral": true}
+		named["type"], named["instance"] = "registerInstance", map[string]any{"ip": cmp.Or(c.address, "127.0.0.1"), "port": c.register, "ephemeral": true}
 		if _, err := ask("InstanceRequest", named); err != nil {
 			return err
 		}
