@@ -449,6 +449,40 @@ func wantSidecars(t *testing.T, preset string) {
 	}
 }
 
+// TestRegistries: where clients of registries are served, the control plane listens for them, its Service leads there,
+// and it may write what they register; else it may not. Presets without agents refuse it.
+func TestRegistries(t *testing.T) {
+	const preset = "kube-proxy-replacement"
+	all := render(t, preset, "registries.enabled=true", "registries.eureka=false", "registries.anonymous=[10.244.0.0/16,fd00::/8]", "registries.namespaces=[public=shop]")
+	args := object[appsv1.Deployment](t, all, "Deployment", "proxima").Spec.Template.Spec.Containers[0].Args
+	for _, want := range []string{"--nacos-port=8848", "--registry-anonymous=10.244.0.0/16,fd00::/8", "--registry-namespaces=public=shop"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("no argument %s in %q", want, args)
+		}
+	}
+	if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--eureka-port") }) {
+		t.Errorf("Eureka is on: %q", args)
+	}
+	var ports []int32
+	for _, p := range object[corev1.Service](t, all, "Service", "proxima").Spec.Ports {
+		ports = append(ports, p.Port)
+	}
+	if diff := cmp.Diff([]int32{6443, 6444, 8848, 9848}, ports); diff != "" {
+		t.Errorf("ports of the Service (-want +got):\n%s", diff)
+	}
+	with, without := summary(all), summary(render(t, preset))
+	named := func(s string) bool { return strings.Contains(s, "proxima-registries") }
+	if !slices.ContainsFunc(with, named) || slices.ContainsFunc(without, named) {
+		t.Errorf("roles with: %q\nand without: %q", with, without)
+	}
+	for _, wrong := range [][]string{{"planner-only", "registries.eureka=true"}, {"global", "registries.eureka=true"}, {preset, "registries.nacos=false", "registries.eureka=false"}} {
+		_, err := manifests.Render(manifests.Options{Preset: wrong[0], Set: append(slices.Concat(needed[wrong[0]], wrong[1:]), "registries.enabled=true")})
+		if err == nil || !strings.Contains(err.Error(), "registries.enabled: ") {
+			t.Errorf("%v: %v", wrong, err)
+		}
+	}
+}
+
 // TestNetworkPolicy: it lets the ports of the control plane be reached, and no others; without the value
 // there is none.
 func TestNetworkPolicy(t *testing.T) {
@@ -460,6 +494,7 @@ func TestNetworkPolicy(t *testing.T) {
 		{"planner-only", nil, [][]string{{"https"}}},
 		{"global", nil, [][]string{{"https", "grpc"}}},
 		{"kube-proxy-replacement", []string{"sidecar.enabled=true"}, [][]string{{"https", "grpc"}, {"xds"}}},
+		{"kube-proxy-replacement", []string{"registries.enabled=true"}, [][]string{{"https", "grpc"}, {"nacos", "nacos-grpc", "eureka"}}},
 	} {
 		all := render(t, tt.preset, append(tt.set, "networkPolicy.enabled=true", "networkPolicy.from=[{ipBlock: {cidr: 192.0.2.0/24}}]")...)
 		spec := object[networkingv1.NetworkPolicy](t, all, "NetworkPolicy", "proxima").Spec

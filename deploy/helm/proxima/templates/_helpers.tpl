@@ -53,6 +53,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "sidecar.enabled: they are added by a webhook: --set webhook.enabled=true" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.registries.enabled -}}
+{{- if not $preset.agent -}}
+{{- fail (printf "registries.enabled: preset %s serves no clients of registries: --set preset=kube-proxy-replacement, or zone" .Values.preset) -}}
+{{- end -}}
+{{- if not (or .Values.registries.nacos .Values.registries.eureka) -}}
+{{- fail "registries.enabled: no protocol is on: --set registries.nacos=true, or registries.eureka=true" -}}
+{{- end -}}
+{{- end -}}
 {{- range $role := list "ingress" "egress" -}}
 {{- if and (eq (index $.Values $role).engine "envoy") (not $.Values.sidecar.enabled) -}}
 {{- fail (printf "%s.engine: an Envoy has its configuration from what serves sidecars: --set sidecar.enabled=true" $role) -}}
