@@ -62,6 +62,21 @@ func TestRegistriesInACluster(t *testing.T) {
 	}
 	told("the instance")
 
+	// A client that goes from one replica to the other, and back, is told of nothing older than what it has.
+	visitor := &nacosClient{t: t}
+	for _, server := range []string{servers[second], servers[first], servers[second], servers[first]} {
+		visitor.servers = []string{server}
+		visit, leave := context.WithCancel(t.Context())
+		var visiting sync.WaitGroup
+		visiting.Go(func() { visitor.run(visit) })
+		eventually(t, "a visit of "+server, func() bool { at, _ := visitor.state(); return at == server })
+		leave()
+		visiting.Wait()
+	}
+	if visitor.backwards != 0 || visitor.empty != 0 {
+		t.Errorf("a client that moved was told of an older list %d times, of an empty one %d times", visitor.backwards, visitor.empty)
+	}
+
 	dataplane := func() *meshv1alpha1.Dataplane {
 		list, _, err := c.client.List(t.Context(), kind.Dataplane, resource.ListOptions{})
 		if err != nil || len(list) != 1 {

@@ -39,7 +39,6 @@ func Beyond() []Gap {
 		{"WorkloadPolicy", "spec.metrics.exclude", "regular expressions compile", noParser},
 		{"Dataplane", "spec.ports.tags", "keys of tags are those of labels", noLoop},
 		{"IPAddressPool", "spec.addresses", "a range goes from an address to a higher one of its family; addresses do not overlap", noOrder},
-		{"RegistryConfig", "spec.content", "at most 1 MiB in UTF-8; the schema counts characters", "CEL has no bytes of a text in time"},
 		{"ServiceExport", "metadata.annotations", "mesh.proxima.dev/to-zones names zones", noMeta},
 		{"ServiceExport", "spec.exportedLabels", "keys are those of labels", noLoop},
 		{"ServiceExport", "spec.exportedAnnotations", "keys are those of annotations, and all together are at most 256 KiB", noLoop},

@@ -13,6 +13,7 @@ func registryLimits() map[string]Schema {
 		"RegistryConfigSpec.dataId": {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxRegistryName), Rules: []Rule{{
 			"!self.startsWith('cipher-')", "an entry whose name begins with `cipher-` is a Secret, which a control plane in a cluster does not keep",
 		}}},
+		// The schema counts characters; the webhook counts bytes, as Validate does.
 		"RegistryConfigSpec.content": {MaxLength: ptr[int64](mesh.MaxRegistryContent)},
 	}
 }
