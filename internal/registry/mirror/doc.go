@@ -9,6 +9,10 @@
 //
 // It never copies a copy, whoever made it, so what it writes causes nothing further: not with a second mirror beside it,
 // nor with one between a registry and itself.
+//
+// Configuration has no copies: an entry is the same in both registries. What was changed in one is written in the other
+// (entry.go), compared with what both had when they were alike last. An entry that is alike on both sides is
+// never written, and each write compares first, so mirrors between the same registries come to rest, too.
 package mirror
 
 import (

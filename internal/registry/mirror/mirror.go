@@ -50,8 +50,13 @@ type Config struct {
 	// Apart reports whether the copy of an instance is another object of the protocol than the instance itself. Nil: it is
 	// not.
 	Apart func(*registry.Instance) bool
+	// OldEntries and HereEntries are the configuration of both; nil: it is not mirrored.
+	OldEntries, HereEntries EntryClient
+	// Winner is whose entry counts where both have one, and neither is known to be the older one.
+	Winner Winner
 	// Hold is how long instances stay that are missing after a disturbance of the old registry, or as
-	// more than half of them are; 0: DefaultHold.
+	// more than half of them are, and how long an entry must be gone before it is removed in the other registry, too; 0:
+	// DefaultHold.
 	Hold   time.Duration
 	Logger *slog.Logger // nil: discard
 }
@@ -64,6 +69,8 @@ type Mirror struct {
 	here   *side
 	into   *direction // the old registry, in here
 	back   *direction // what is here, in the old registry; nil: not followed
+	// entries of the configuration; nil: they are not mirrored.
+	entries *entries
 }
 
 // New makes a mirror; Run starts it.
@@ -77,6 +84,9 @@ func New(c Config) *Mirror {
 	m.into = newDirection("import", m.old, m.here, c.Here, rules{origin: c.OldName, standby: true, apart: c.Apart, loopback: c.Loopback}, m.log)
 	if c.Follow {
 		m.back = newDirection("export", m.here, m.old, c.Old, rules{origin: c.HereName, loopback: c.Loopback, refuse: c.Refuse}, m.log)
+	}
+	if c.OldEntries != nil && c.HereEntries != nil {
+		m.entries = newEntries(&c, m.log)
 	}
 	return m
 }
@@ -128,6 +138,9 @@ func (m *Mirror) Run(ctx context.Context) error {
 			workers.Go(func() { d.work(working) })
 		}
 	}
+	if m.entries != nil {
+		workers.Go(func() { m.entries.run(working) })
+	}
 	<-working.Done()
 	for _, d := range m.directions() {
 		d.queue.ShutDown()
@@ -176,6 +189,13 @@ type Status struct {
 	// the last time.
 	Published uint64
 	LastLag   time.Duration
+	// Entries of the configuration are alike in both registries.
+	Entries int
+	// EntriesImported and EntriesExported is how often an entry was written here, and in the old registry, EntriesRemoved
+	// how often one was removed in either, and EntryConflicts how often one was written over that was not known to be older.
+	EntriesImported, EntriesExported, EntriesRemoved, EntryConflicts uint64
+	// EntriesWaiting are not alike yet, and EntriesSkipped cannot be.
+	EntriesWaiting, EntriesSkipped int
 }
 
 // Status is where the mirror is.
@@ -200,6 +220,9 @@ func (m *Mirror) Status() Status {
 		out.LastLag = max(out.LastLag, d.lag)
 		d.mu.Unlock()
 	}
+	if m.entries != nil {
+		m.entries.status(&out)
+	}
 	return out
 }
 
@@ -212,10 +235,15 @@ type Step struct {
 	Instances, Skipped []string
 }
 
-// Plan reads both registries, and returns what Run would do. It writes nothing.
-func (m *Mirror) Plan(ctx context.Context) ([]Step, error) {
+// Plan reads both registries, and returns what Run would do with services and with entries of the configuration. It
+// writes nothing.
+func (m *Mirror) Plan(ctx context.Context) ([]Step, []EntryStep, error) {
 	reading, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
+	if m.entries != nil {
+		running.Go(func() { _ = m.config.OldEntries.RunEntries(reading, m.entries.oldSide) })   // they end with reading
+		running.Go(func() { _ = m.config.HereEntries.RunEntries(reading, m.entries.hereSide) }) // as above
+	}
 	for _, r := range []struct {
 		reader Reader
 		to     *side
@@ -229,7 +257,16 @@ func (m *Mirror) Plan(ctx context.Context) ([]Step, error) {
 	defer running.Wait()
 	defer cancel(nil)
 	if err := m.Synced(reading); err != nil {
-		return nil, context.Cause(reading)
+		return nil, nil, context.Cause(reading)
+	}
+	var configuration []EntryStep
+	if m.entries != nil {
+		select {
+		case <-m.entries.ready:
+		case <-reading.Done():
+			return nil, nil, fmt.Errorf("the configuration cannot be read, and can be left out: %w", context.Cause(reading))
+		}
+		configuration = m.entries.plan()
 	}
 	var out []Step
 	for _, d := range m.directions() {
@@ -247,7 +284,7 @@ func (m *Mirror) Plan(ctx context.Context) ([]Step, error) {
 			}
 		}
 	}
-	return out, nil
+	return out, configuration, nil
 }
 
 // direction is from one registry to the other.

@@ -312,7 +312,7 @@ func testPlan(t *testing.T, newTown func(*testing.T) *Town) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	steps, err := m.Plan(ctx)
+	steps, _, err := m.Plan(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
