@@ -174,6 +174,10 @@ func (e *entries) handle(ctx context.Context, key registry.ConfigKey) {
 		return
 	}
 	e.mu.Lock()
+	if refused := (*RefusedError)(nil); errors.As(err, &refused) { // until it is another one
+		e.skip(key, refused.Reason)
+		err = nil
+	}
 	_, before := e.waiting[key]
 	if delete(e.waiting, key); err != nil {
 		e.waiting[key] = struct{}{}
@@ -219,11 +223,18 @@ func (e *entries) look(key registry.ConfigKey) (v verdict, p pair, again time.Du
 	v = p.decide()
 	if v.skipped == "" {
 		delete(e.skipped, key)
-	} else if e.skipped[key] != v.skipped {
-		e.skipped[key] = v.skipped
-		e.log.Warn("an entry of the configuration cannot be copied", "entry", key.String(), "reason", v.skipped)
+	} else {
+		e.skip(key, v.skipped)
 	}
 	return v, p, max(oldFor, hereFor)
+}
+
+// skip an entry that a registry cannot have. It is called with the lock.
+func (e *entries) skip(key registry.ConfigKey, reason string) {
+	if e.skipped[key] != reason {
+		e.log.Warn("an entry of the configuration cannot be copied", "entry", key.String(), "reason", reason)
+	}
+	e.skipped[key] = reason
 }
 
 func (e *entries) pair(key registry.ConfigKey) pair {

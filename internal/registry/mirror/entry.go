@@ -59,12 +59,18 @@ type EntrySink interface {
 // ErrChanged: an entry is not, or is no more, what its writer takes it for. Nothing was written.
 var ErrChanged = errors.New("the entry was changed meanwhile")
 
+// RefusedError says that a registry does not take an entry, and will not.
+type RefusedError struct{ Reason string }
+
+func (e *RefusedError) Error() string { return e.Reason }
+
 // EntryClient reads and writes the configuration of a registry. Its methods may be called at the same time.
 type EntryClient interface {
 	// RunEntries reads until ctx ends, and returns nil then. It connects again, as often as that takes. It must be called
 	// once, and the other methods need it to run.
 	RunEntries(ctx context.Context, to EntrySink) error
-	// PutEntry writes an entry in place of before; nil: there is none. Errors: ErrChanged, and those of the connection.
+	// PutEntry writes an entry in place of before; nil: there is none. Errors: ErrChanged,
+	// *RefusedError, and those of the connection.
 	PutEntry(ctx context.Context, e, before *Entry) error
 	// RemoveEntry that is still what it was. One that is gone is no error. Errors are those of PutEntry.
 	RemoveEntry(ctx context.Context, before *Entry) error

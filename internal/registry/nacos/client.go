@@ -99,16 +99,19 @@ var errAway = errors.New("the registry is not connected")
 // Run implements mirror.Reader.
 func (c *Client) Run(ctx context.Context, to mirror.Sink) error {
 	defer c.http.CloseIdleConnections()
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, func(err error, delay time.Duration) {
-		c.mu.Lock()
-		before := c.warned
-		c.warned = true
-		c.mu.Unlock()
-		if !before {
-			c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
-		}
-	})
+	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, c.failed)
 	return nil
+}
+
+// failed to be connected: the first failure in a row is logged.
+func (c *Client) failed(err error, _ time.Duration) {
+	c.mu.Lock()
+	before := c.warned
+	c.warned = true
+	c.mu.Unlock()
+	if !before {
+		c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
+	}
 }
 
 // server that is next.
@@ -123,7 +126,7 @@ func (c *Client) server() string {
 func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	l := &link{client: c, server: c.server(), to: to, cancel: cancel, services: map[registry.Service]*followed{}}
+	l := &link{client: c, server: c.server(), to: to, cancel: cancel, module: "naming", services: map[registry.Service]*followed{}}
 	if err := l.connect(ctx); err != nil {
 		return err
 	}
@@ -279,6 +282,11 @@ type link struct {
 	send   sync.Mutex // of the stream
 	cancel context.CancelCauseFunc
 
+	// module of the SDK that the connection is like, and what is called with an entry that has changed; nil: none is
+	// listened to.
+	module  string
+	changed func(configNamed)
+
 	mu       sync.Mutex
 	services map[registry.Service]*followed
 }
@@ -331,7 +339,7 @@ func (l *link) open(ctx context.Context) error {
 	return l.say("ConnectionSetupRequest", &struct {
 		connectionSetup
 		Abilities map[string]bool `json:"abilityTable"`
-	}{connectionSetup{ClientVersion: "Nacos-Proxima-Client:v2.4.3", Labels: map[string]string{"source": "sdk", "module": "naming"}}, map[string]bool{}})
+	}{connectionSetup{ClientVersion: "Nacos-Proxima-Client:v2.4.3", Labels: map[string]string{"source": "sdk", "module": l.module}}, map[string]bool{}})
 }
 
 // ready blocks until the server knows the connection, as its clients do: the stream is not answered.
@@ -434,6 +442,11 @@ func (l *link) answer(p *payload) error {
 		}
 		if err := json.Unmarshal(p.body, &n); err == nil && n.ServiceInfo != nil {
 			l.set(n.Namespace, n.ServiceInfo)
+		}
+	case "ConfigChangeNotifyRequest":
+		var n configChangeNotify
+		if err := json.Unmarshal(p.body, &n); err == nil && l.changed != nil {
+			l.changed(n.configNamed)
 		}
 	case "ConnectResetRequest":
 		return fmt.Errorf("server %s asks its clients to connect again", l.server)

@@ -180,11 +180,14 @@ type configQueryResponse struct {
 
 type configListenRequest struct {
 	header
-	Listen   bool `json:"listen"`
-	Contexts []struct {
-		configNamed
-		MD5 string `json:"md5"`
-	} `json:"configListenContexts"`
+	Listen   bool                  `json:"listen"`
+	Contexts []configListenContext `json:"configListenContexts"`
+}
+
+// configListenContext is an entry, and the MD5 that a client has of it; empty: none.
+type configListenContext struct {
+	configNamed
+	MD5 string `json:"md5"`
 }
 
 type configListenResponse struct {

@@ -14,6 +14,8 @@ import (
 
 func TestMirror(t *testing.T) { mirrortest.Run(t, newTown) }
 
+func TestMirrorEntries(t *testing.T) { mirrortest.RunEntries(t, newTown) }
+
 // ports of HTTP and gRPC that are free.
 func ports(t *testing.T) (a, b net.Listener) {
 	t.Helper()
@@ -43,6 +45,9 @@ func newTown(t *testing.T) *mirrortest.Town {
 		Plane: p, Protocol: registry.Nacos,
 		Client: func(bool) mirror.Client {
 			return NewClient(ClientConfig{Servers: []string{http}, Namespaces: registry.Namespaces{"public": "default"}, Poll: 20 * time.Millisecond})
+		},
+		Entries: func(bool) mirror.EntryClient {
+			return NewEntries(ClientConfig{Servers: []string{http}, Namespaces: registry.Namespaces{"public": "default"}, Poll: 50 * time.Millisecond})
 		},
 		Provide: func(t *testing.T, service string, ports ...int) (stop func()) {
 			c := connect(t, grpc)

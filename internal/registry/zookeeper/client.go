@@ -85,26 +85,36 @@ var errAway = errors.New("the registry is not connected")
 
 // Run implements mirror.Reader.
 func (c *Client) Run(ctx context.Context, to mirror.Sink) error {
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, func(err error, _ time.Duration) {
-		c.mu.Lock()
-		before := c.warned
-		c.warned = true
-		if errors.Is(err, errExpired) {
-			c.session = clientSession{}
-		}
-		c.mu.Unlock()
-		if !before {
-			c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
-		}
-	})
+	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, c.failed)
 	return nil
+}
+
+// failed to be connected: the first failure in a row is logged.
+func (c *Client) failed(err error, _ time.Duration) {
+	c.mu.Lock()
+	before := c.warned
+	c.warned = true
+	if errors.Is(err, errExpired) {
+		c.session = clientSession{}
+	}
+	c.mu.Unlock()
+	if !before {
+		c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
+	}
+}
+
+// server that is next.
+func (c *Client) server() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next++
+	return c.config.Servers[(c.next-1)%len(c.config.Servers)]
 }
 
 // attempt to be connected, until the connection ends.
 func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
+	server := c.server()
 	c.mu.Lock()
-	server := c.config.Servers[c.next%len(c.config.Servers)]
-	c.next++
 	session := c.session
 	c.mu.Unlock()
 	fresh := session.id == 0
@@ -150,17 +160,23 @@ func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 	return <-ended // the session is not closed: it runs out, so that a client that is started again takes over
 }
 
+// showCredentials of the client, where it has some.
+func (c *Client) showCredentials(ctx context.Context, l *link) error {
+	if c.config.Password == "" {
+		return nil
+	}
+	_, err := l.ask(ctx, opAuth, func(e *encoder) {
+		e.int(0)
+		e.string("digest")
+		e.buffer([]byte(cmp.Or(c.config.Username, "proxima") + ":" + c.config.Password))
+	})
+	return err
+}
+
 // begin shows who the client is, and publishes again what an earlier session did.
 func (c *Client) begin(ctx context.Context, l *link, fresh bool) error {
-	if c.config.Password != "" {
-		_, err := l.ask(ctx, opAuth, func(e *encoder) {
-			e.int(0)
-			e.string("digest")
-			e.buffer([]byte(cmp.Or(c.config.Username, "proxima") + ":" + c.config.Password))
-		})
-		if err != nil {
-			return err
-		}
+	if err := c.showCredentials(ctx, l); err != nil {
+		return err
 	}
 	if !fresh {
 		return nil
@@ -273,7 +289,7 @@ func (c *Client) ensure(ctx context.Context, l *link, path string, data []byte, 
 		}
 		switch {
 		case refused(err, codeNoNode):
-			if err := c.parents(ctx, l, path); err != nil {
+			if err := l.parents(ctx, path); err != nil {
 				return foreign, err
 			}
 			continue
@@ -336,7 +352,7 @@ func (c *Client) takeOver(ctx context.Context, l *link, path string, data []byte
 }
 
 // parents of a node are created where there are none.
-func (c *Client) parents(ctx context.Context, l *link, path string) error {
+func (l *link) parents(ctx context.Context, path string) error {
 	for at := 1; ; {
 		n := strings.IndexByte(path[at:], '/')
 		if n < 0 {

@@ -13,6 +13,8 @@ import (
 
 func TestMirror(t *testing.T) { mirrortest.Run(t, newTown) }
 
+func TestMirrorEntries(t *testing.T) { mirrortest.RunEntries(t, newTown) }
+
 func newTown(t *testing.T) *mirrortest.Town {
 	t.Helper()
 	p := registrytest.New(t)
@@ -23,6 +25,9 @@ func newTown(t *testing.T) *mirrortest.Town {
 		Plane: p, Protocol: registry.ZooKeeper, Apart: CopiedApart,
 		Client: func(here bool) mirror.Client {
 			return NewClient(ClientConfig{Servers: []string{address}, Namespace: "default", Proxima: here, Timeout: time.Second})
+		},
+		Entries: func(here bool) mirror.EntryClient {
+			return NewEntries(ClientConfig{Servers: []string{address}, Namespace: "default", Proxima: here, Timeout: time.Second})
 		},
 		Provide: func(t *testing.T, service string, ports ...int) (stop func()) {
 			c := dial(t, address, nil)

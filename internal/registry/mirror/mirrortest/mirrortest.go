@@ -26,6 +26,8 @@ type Town struct {
 	// Provide registers ports of a service at 10.1.0.7, as an application does, until stop is called, which
 	// deregisters them.
 	Provide func(t *testing.T, service string, ports ...int) (stop func())
+	// Entries makes a client of its configuration; nil: it has none.
+	Entries func(here bool) mirror.EntryClient
 	// SharedLeases: sessions are of instances, and not of who registers them.
 	SharedLeases bool
 	// Apart is that of mirror.Config.
@@ -40,6 +42,15 @@ func Run(t *testing.T, newTown func(*testing.T) *Town) {
 	t.Run("Restart", func(t *testing.T) { testRestart(t, newTown) })
 	t.Run("OldRegistryForgets", func(t *testing.T) { testForgets(t, newTown) })
 	t.Run("Plan", func(t *testing.T) { testPlan(t, newTown) })
+}
+
+// RunEntries runs the suite of the configuration on towns.
+func RunEntries(t *testing.T, newTown func(*testing.T) *Town) {
+	t.Run("BothWays", func(t *testing.T) { testEntries(t, newTown) })
+	t.Run("NoLoop", func(t *testing.T) { testEntriesNoLoop(t, newTown) })
+	t.Run("Lost", func(t *testing.T) { testEntriesLost(t, newTown) })
+	t.Run("OneWay", func(t *testing.T) { testEntriesOneWay(t, newTown) })
+	t.Run("Plan", func(t *testing.T) { testEntriesPlan(t, newTown) })
 }
 
 // origins of the instances of a service, in order: PORT, and the registry that it is a copy from.
