@@ -33,6 +33,9 @@ type RegistryMirrorConfig struct {
 	// Follow and Hold are those of mirror.Config.
 	Follow bool
 	Hold   time.Duration
+	// Entries: configuration is mirrored, too, and Winner is whose entry counts where both have one.
+	Entries bool
+	Winner  mirror.Winner
 	// Loopback: all is on one machine.
 	Loopback bool
 	Logger   *slog.Logger
@@ -48,7 +51,11 @@ func NewRegistryMirror(c *RegistryMirrorConfig) (*mirror.Mirror, error) {
 	}
 	cfg := mirror.Config{
 		Old: registryClient(c, &c.Old, c.OldTLS, c.Namespaces, false), Here: registryClient(c, &c.Here, c.HereTLS, c.here(), true),
-		OldName: c.Old.String(), HereName: c.HereName, Follow: c.Follow, Hold: c.Hold, Loopback: c.Loopback, Logger: c.Logger,
+		Winner: c.Winner, OldName: c.Old.String(), HereName: c.HereName, Follow: c.Follow, Hold: c.Hold, Loopback: c.Loopback, Logger: c.Logger,
+	}
+	if c.Entries {
+		cfg.OldEntries = registryEntries(c, &c.Old, c.OldTLS, c.Namespaces, false)
+		cfg.HereEntries = registryEntries(c, &c.Here, c.HereTLS, c.here(), true)
 	}
 	seen := &mirror.Catalogue{Client: c.Client, Logger: c.Logger}
 	for _, namespace := range c.Namespaces {
@@ -79,33 +86,68 @@ func (c *RegistryMirrorConfig) here() registry.Namespaces {
 
 // registryClient of an address.
 func registryClient(c *RegistryMirrorConfig, a *mirror.Address, config *tls.Config, namespaces registry.Namespaces, here bool) mirror.Client {
-	if !a.TLS {
-		config = nil
-	}
-	log := c.Logger.With("registry", a.String())
-	var name, namespace string
-	for n, ns := range namespaces {
-		name, namespace = n, ns
-	}
-	path := a.Path
 	switch a.Protocol {
 	case registry.ZooKeeper:
-		if here && name != "public" && path == "" {
-			path = "/" + name
-		}
-		return zookeeper.NewClient(zookeeper.ClientConfig{
-			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Root: path, Namespace: namespace, Proxima: here, Logger: log,
-		})
+		return zookeeper.NewClient(zookeeperConfig(c, a, config, namespaces, here))
 	case registry.Eureka:
+		if !a.TLS {
+			config = nil
+		}
+		name, namespace := only(namespaces)
+		path := a.Path
 		if here && name != "public" && path == "" {
 			path = "/namespaces/" + name + "/eureka"
 		}
 		return eureka.NewClient(eureka.ClientConfig{
-			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Path: path, Namespace: namespace, Poll: c.Poll, Proxima: here, Logger: log,
+			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Path: path, Namespace: namespace, Poll: c.Poll, Proxima: here,
+			Logger: c.Logger.With("registry", a.String()),
 		})
 	default:
-		return nacos.NewClient(nacos.ClientConfig{
-			Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Namespaces: namespaces, Groups: c.Groups, Poll: c.Poll, Logger: log,
-		})
+		return nacos.NewClient(nacosConfig(c, a, config, namespaces))
 	}
+}
+
+// registryEntries is the configuration of an address; nil: its protocol has none.
+func registryEntries(c *RegistryMirrorConfig, a *mirror.Address, config *tls.Config, namespaces registry.Namespaces, here bool) mirror.EntryClient {
+	switch a.Protocol {
+	case registry.ZooKeeper:
+		return zookeeper.NewEntries(zookeeperConfig(c, a, config, namespaces, here))
+	case registry.Nacos:
+		return nacos.NewEntries(nacosConfig(c, a, config, namespaces))
+	default:
+		return nil
+	}
+}
+
+func zookeeperConfig(c *RegistryMirrorConfig, a *mirror.Address, config *tls.Config, namespaces registry.Namespaces, here bool) zookeeper.ClientConfig {
+	if !a.TLS {
+		config = nil
+	}
+	name, namespace := only(namespaces)
+	path := a.Path
+	if here && name != "public" && path == "" {
+		path = "/" + name
+	}
+	return zookeeper.ClientConfig{
+		Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Root: path, Namespace: namespace, Proxima: here,
+		Logger: c.Logger.With("registry", a.String()),
+	}
+}
+
+func nacosConfig(c *RegistryMirrorConfig, a *mirror.Address, config *tls.Config, namespaces registry.Namespaces) nacos.ClientConfig {
+	if !a.TLS {
+		config = nil
+	}
+	return nacos.ClientConfig{
+		Servers: a.Servers, TLS: config, Username: a.Username, Password: a.Password, Namespaces: namespaces, Groups: c.Groups, Poll: c.Poll,
+		Logger: c.Logger.With("registry", a.String()),
+	}
+}
+
+// only namespace of a registry that has one.
+func only(namespaces registry.Namespaces) (name, namespace string) {
+	for name, namespace = range namespaces {
+		return name, namespace
+	}
+	return "", ""
 }

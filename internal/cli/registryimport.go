@@ -45,6 +45,7 @@ type importFlags struct {
 	dryRun             bool
 	poll, hold         time.Duration
 	name               string
+	configFrom         string
 }
 
 func newRegistryImport(s *settings) *cobra.Command {
@@ -61,6 +62,11 @@ The copies in the old registry go when the command ends. Those here stay for the
 grace of a session, so a command that is started again within it takes them over.
 A copy gives way to the instance itself, when that registers here, and takes its
 place again when it goes.
+
+Configuration of Nacos, and what Dubbo stores in ZooKeeper, is the same in both, too:
+what is changed in one is written in the other. Where both have an entry that
+differs, and it is not known which is newer, that of --config-from counts: look at
+--dry-run before. Mappings of Dubbo get the applications of both.
 
 The command is a client of both registries, and of the API: it runs wherever it
 reaches the three. It writes here by the protocol of the old registry, so the
@@ -85,6 +91,7 @@ would do.`,
 	flags.StringSliceVar(&f.groups, "from-groups", nil, "groups of Nacos that are mirrored; none: DEFAULT_GROUP")
 	flags.BoolVar(&f.follow, "follow", false, "mirror until the command is stopped")
 	flags.BoolVar(&f.oneWay, "one-way", false, "do not write to the old registry")
+	flags.StringVar(&f.configFrom, "config-from", "old", "configuration: whose entry counts where both have one, of the old registry or of this one (old, here); none: it is not mirrored")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be copied, and write nothing; on the command line only")
 	flags.DurationVar(&f.poll, "poll", 5*time.Second, "how often a Eureka is asked for its applications, and a Nacos for new services")
 	flags.DurationVar(&f.hold, "hold", mirror.DefaultHold, "how long copies stay whose instances the old registry has lost in a restart, or as more than half of all at a time")
@@ -125,6 +132,16 @@ func (s *settings) registryImport(ctx context.Context, f *importFlags) error {
 // importConfig of the flags, and of what the control plane says.
 func (s *settings) importConfig(ctx context.Context, f *importFlags, log *slog.Logger) (*app.RegistryMirrorConfig, *rest.Config, error) {
 	cfg := &app.RegistryMirrorConfig{Groups: f.groups, Poll: f.poll, Hold: f.hold, Follow: !f.oneWay, Logger: log}
+	switch f.configFrom {
+	case "old", "here":
+		cfg.Entries = true
+		if f.configFrom == "here" {
+			cfg.Winner = mirror.HereWins
+		}
+	case "none":
+	default:
+		return nil, nil, usagef("--config-from: %q is none of old, here and none", f.configFrom)
+	}
 	var err error
 	if f.from == "" {
 		return nil, nil, usagef("--from is missing: the old registry, as nacos://HOST:8848")
@@ -260,7 +277,7 @@ const planWithin = time.Minute
 func (s *settings) importPlan(ctx context.Context, m *mirror.Mirror, rc *rest.Config) error {
 	within, cancel := context.WithTimeoutCause(ctx, planWithin, fmt.Errorf("the registries are not read within %s", planWithin))
 	defer cancel()
-	steps, err := m.Plan(within)
+	steps, configuration, err := m.Plan(within)
 	if err != nil {
 		if cause := context.Cause(within); errors.Is(err, context.DeadlineExceeded) && cause != nil {
 			err = cause
@@ -275,6 +292,19 @@ func (s *settings) importPlan(ctx context.Context, m *mirror.Mirror, rc *rest.Co
 			direction = "to the old registry"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", step.Service, direction, cmp.Or(strings.Join(step.Instances, ","), "<none>"), cmp.Or(strings.Join(step.Skipped, "; "), "<none>"))
+	}
+	if len(configuration) > 0 {
+		fmt.Fprintln(w, "\nENTRY\tWRITTEN\tBECAUSE\tNOT WRITTEN")
+	}
+	for _, step := range configuration {
+		var to []string
+		if step.Here {
+			to = append(to, "here")
+		}
+		if step.Old {
+			to = append(to, "to the old registry")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", step.Key, cmp.Or(strings.Join(to, ", "), "<none>"), step.Why, cmp.Or(step.Skipped, "<none>"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -297,7 +327,9 @@ func reportMirror(ctx context.Context, m *mirror.Mirror, log *slog.Logger) {
 		if now == last {
 			continue
 		}
-		log.Info("mirrored", "old", now.Old, "here", now.Here, "imported", now.Imported, "exported", now.Exported, "waiting", now.Waiting,
+		log.Info("mirrored", "entries", now.Entries, "entries-imported", now.EntriesImported, "entries-exported", now.EntriesExported,
+			"entries-removed", now.EntriesRemoved, "entry-conflicts", now.EntryConflicts, "entries-waiting", now.EntriesWaiting,
+			"entries-not-copied", now.EntriesSkipped, "old", now.Old, "here", now.Here, "imported", now.Imported, "exported", now.Exported, "waiting", now.Waiting,
 			"not-copied", now.Skipped, "changes", now.Published, "last-after", now.LastLag.Round(time.Millisecond).String())
 		last = now
 	}

@@ -1,11 +1,14 @@
 package nacos
 
 import (
+	"cmp"
+	"context"
 	"net"
 	"strconv"
 	"testing"
 	"time"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/mirror"
 	"github.com/proxima-mesh/proxima/internal/registry/mirror/mirrortest"
@@ -68,4 +71,70 @@ func newTown(t *testing.T) *mirrortest.Town {
 			}
 		},
 	}
+}
+
+// An entry that clients have encrypted is copied as it is, with its key.
+func TestMirrorEncrypted(t *testing.T) {
+	old, here := newTown(t), newTown(t)
+	key := registry.ConfigKey{Namespace: "default", Group: defaultGroup, DataID: "cipher-kms-aes-password"}
+	put := func(w *mirrortest.Town, content, dataKey string) {
+		t.Helper()
+		err := w.Configs.PutEncrypted(t.Context(), registry.User{Admin: true}, key, dataKey, func(spec *meshv1alpha1.RegistryConfigSpec, _ bool) error {
+			spec.Content = content
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(old, "c2VjcmV0", "a2V5")
+	m := mirror.New(mirror.Config{
+		Old: old.Client(false), Catalogue: &mirror.Catalogue{Client: here.Plane.Client, Namespaces: []string{"default"}}, Here: here.Client(true),
+		OldEntries: old.Entries(false), HereEntries: here.Entries(true), OldName: "old", HereName: "here", Follow: true,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := m.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	defer func() { cancel(); <-done }()
+	has := func(w *mirrortest.Town, content, dataKey string) {
+		t.Helper()
+		w.Eventually(content, func() bool {
+			o := w.Configs.Get(key)
+			return o != nil && o.Spec.Content == content && o.Annotations[registry.AnnotationEncryptedKey] == dataKey
+		})
+	}
+	has(here, "c2VjcmV0", "a2V5")
+	put(here, "b3RoZXI", "a2V5Mg")
+	has(old, "b3RoZXI", "a2V5Mg")
+}
+
+// Lists of entries of versions 1, 2 and 3, and of servers that are none.
+func TestParseFound(t *testing.T) {
+	for _, text := range []string{
+		`{"totalCount":1,"pageItems":[{"dataId":"a","group":"g","md5":"m"}]}`,
+		`{"code":0,"data":{"totalCount":1,"pageItems":[{"dataId":"a","groupName":"g","md5":"m"}]}}`,
+	} {
+		got, err := parseFound([]byte(text))
+		if err != nil || got.Total != 1 || len(got.Items) != 1 || got.Items[0].DataID != "a" || cmp.Or(got.Items[0].Group, got.Items[0].GroupName) != "g" {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+	if _, err := parseFound([]byte("<html>")); err == nil {
+		t.Error("a page of HTML is read as a list")
+	}
+}
+
+func FuzzParseFound(f *testing.F) {
+	f.Add([]byte(`{"totalCount":1,"pageItems":[{"dataId":"a","group":"g"}]}`))
+	f.Add([]byte(`{"code":0,"data":{"pageItems":[null]}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if got, err := parseFound(b); err == nil && got == nil {
+			t.Error("neither a list nor an error")
+		}
+	})
 }

@@ -19,6 +19,80 @@ func curatorJSON(service, id string) string {
 		`,"payload":{"@class":"x","id":"` + id + `","name":"` + service + `","metadata":{"version":"v2"}}}`
 }
 
+// Mappings, rules and metadata go between a real ZooKeeper, at the address in PROXIMA_ZOOKEEPER, and a control plane.
+func TestMirrorEntriesOfZooKeeper(t *testing.T) {
+	address := os.Getenv("PROXIMA_ZOOKEEPER")
+	if address == "" {
+		t.Skip("PROXIMA_ZOOKEEPER is not set: the address of a ZooKeeper whose nodes /entries/… may be changed")
+	}
+	here := registrytest.New(t)
+	server := New(here.Core)
+	port := here.Serve(server.Serve)
+	old, local := dial(t, address, nil), dial(t, port, nil)
+	const root = "/entries"
+	const rule = "/dubbo/shop.Orders/configurators/override%3A%2F%2F0.0.0.0%2Fshop.Orders%3Fcategory%3Dconfigurators"
+	const rev = "/dubbo/orders/5a1f"
+	const definition = "/dubbo/metadata/shop.Orders/1.0.0/provider/orders"
+	create := func(path, data string) {
+		t.Helper()
+		for i := 1; i < len(root+path); i++ {
+			if (root + path)[i] == '/' {
+				old.create((root + path)[:i], "10.0.0.1", modePersistent)
+			}
+		}
+		if r := old.create(root+path, data, modePersistent); r != codeOK {
+			t.Fatalf("create %s: %d", path, r)
+		}
+	}
+	create("/dubbo/mapping/shop.Orders", "old-orders")
+	create(rule, "")
+	create(rev, `{"app":"orders","revision":"5a1f","services":{}}`)
+	create(definition, `{"canonicalName":"shop.Orders"}`)
+	local.create("/dubbo/mapping/shop.Orders", "new-orders", modePersistent)
+	m := mirror.New(mirror.Config{
+		Old: NewClient(ClientConfig{Servers: []string{address}, Root: root, Namespace: "default"}), Catalogue: &mirror.Catalogue{Client: here.Client, Namespaces: []string{"default"}},
+		Here:       NewClient(ClientConfig{Servers: []string{port}, Namespace: "default", Proxima: true}),
+		OldEntries: NewEntries(ClientConfig{Servers: []string{address}, Root: root, Namespace: "default"}), HereEntries: NewEntries(ClientConfig{Servers: []string{port}, Namespace: "default", Proxima: true}),
+		OldName: "zk://old", HereName: "proxima://here", Follow: true, Hold: time.Millisecond,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := m.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	defer func() { cancel(); <-done }()
+	is := func(c *client, path, want string) {
+		t.Helper()
+		here.Eventually(path+" is "+want, func() bool {
+			data, _, r := c.get(path, false)
+			return r == codeOK && strings.Contains(data, want)
+		})
+	}
+	for _, path := range []string{rule, rev, definition} {
+		is(local, path, "")
+	}
+	is(local, "/dubbo/mapping/shop.Orders", "old-orders")
+	is(old, root+"/dubbo/mapping/shop.Orders", "new-orders")
+	local.create("/dubbo/config/dubbo/orders.tag-router", "tags: 1", modePersistent)
+	is(old, root+"/dubbo/config/dubbo/orders.tag-router", "tags: 1")
+	if _, r := old.ask(opSetData, func(e *encoder) {
+		encodeChange(e, opSetData, root+"/dubbo/config/dubbo/orders.tag-router", "tags: 2", anyVersion)
+	}); r != codeOK {
+		t.Fatalf("set data: %d", r)
+	}
+	is(local, "/dubbo/config/dubbo/orders.tag-router", "tags: 2")
+	if r := old.delete(root + rule); r != codeOK {
+		t.Fatalf("delete: %d", r)
+	}
+	here.Eventually("the rule is gone", func() bool { _, _, r := local.get(rule, false); return r == codeNoNode })
+	if s := m.Status(); s.EntriesSkipped != 0 || s.EntryConflicts != 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
 // A mirror between a real ZooKeeper, at the address in PROXIMA_ZOOKEEPER, and a control plane.
 func TestMirrorOfZooKeeper(t *testing.T) {
 	address := os.Getenv("PROXIMA_ZOOKEEPER")
