@@ -166,6 +166,9 @@ func registrationsOf(s *catalog.Snapshot, service resource.Key) map[string]*diag
 				Dataplane: key.String(), Protocol: d.Labels[registry.LabelProtocol], Owner: d.Annotations[registry.AnnotationOwner],
 				By: d.Annotations[registry.AnnotationRegisteredBy], Since: d.CreationTimestamp.Time,
 			}
+			if in, err := registry.Parse(d); err == nil {
+				r.CopiedFrom = in.MirroredFrom()
+			}
 			for _, p := range slice.Ports {
 				for _, address := range slice.Endpoints[i].Addresses {
 					if at, err := netip.ParseAddr(address); err == nil && p.Port != nil {

@@ -134,8 +134,8 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 func TestRegistrationsOf(t *testing.T) {
 	d := &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "shop", Name: "web-x", Labels: map[string]string{registry.LabelProtocol: "nacos"},
-		Annotations: map[string]string{registry.AnnotationInstance: "{}", registry.AnnotationOwner: "cp-1", registry.AnnotationRegisteredBy: "proxima:workload:shop/web"},
-	}}
+		Annotations: map[string]string{registry.AnnotationInstance: `{"metadata":{"proxima.mirrored-from":"nacos://old:8848"}}`, registry.AnnotationOwner: "cp-1", registry.AnnotationRegisteredBy: "proxima:workload:shop/web"},
+	}, Spec: meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}}}
 	plain := &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-y"}}
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -158,7 +158,7 @@ func TestRegistrationsOf(t *testing.T) {
 	}
 	got := registrationsOf(tables.Snapshot(), resource.Key{Namespace: "shop", Name: "web"})
 	r := got["10.0.0.1:8080"]
-	if len(got) != 1 || r == nil || r.Dataplane != "shop/web-x" || r.String() != "nacos by proxima:workload:shop/web, session at cp-1" {
+	if len(got) != 1 || r == nil || r.Dataplane != "shop/web-x" || r.String() != "nacos by proxima:workload:shop/web, copied from nacos://old:8848, session at cp-1" {
 		t.Errorf("registrations %v", got)
 	}
 }

@@ -210,6 +210,8 @@ type Registration struct {
 	// By is the user; empty: a client without credentials.
 	By    string    `json:"by,omitempty"`
 	Since time.Time `json:"since"`
+	// CopiedFrom is the registry that it is registered in, of which it is a copy (proxima registry import); empty: this one.
+	CopiedFrom string `json:"copiedFrom,omitempty"`
 }
 
 // String is PROTOCOL and who keeps it alive.
@@ -217,6 +219,9 @@ func (r *Registration) String() string {
 	text := r.Protocol
 	if r.By != "" {
 		text += " by " + r.By
+	}
+	if r.CopiedFrom != "" {
+		text += ", copied from " + r.CopiedFrom
 	}
 	if r.Owner != "" {
 		return text + ", session at " + r.Owner
