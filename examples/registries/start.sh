@@ -4,9 +4,11 @@ pids=()
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 end() {
-	local pid
-	for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null || true; done
-	for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" 2>/dev/null || true; done
+	local i
+	for ((i = ${#pids[@]} - 1; i >= 0; i--)); do # callers first
+		kill "${pids[i]}" 2>/dev/null || true
+		wait "${pids[i]}" 2>/dev/null || true
+	done
 	rm -rf "$dir"
 }
 trap end EXIT

@@ -132,7 +132,7 @@ func shop(instance *dubbo.Instance) error {
 		answer, err := ask(ctx, orders, "apples")
 		cancel()
 		if err != nil {
-			fmt.Printf("call %d failed: %.60v…\n", n, err)
+			fmt.Printf("call %d failed: %.60s…\n", n, err.Error())
 		} else {
 			fmt.Printf("call %d: %s\n", n, answer)
 		}
