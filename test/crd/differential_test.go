@@ -166,6 +166,7 @@ func TestRoundTrip(t *testing.T) {
 					*tm = metav1.NewMicroTime(metav1.Unix(int64(c.Uint32()), 0).Time)
 				},
 				func(m *metav1.ObjectMeta, _ randfill.Continue) { m.Name, m.Namespace = "a", "b" },
+				func(b *[]byte, c randfill.Continue) { *b = []byte("x" + c.String(0)) }, // the schema refuses null and ""
 				func(m *metav1.TypeMeta, _ randfill.Continue) { *m = metav1.TypeMeta{} },
 			)
 			for round := range rounds {
