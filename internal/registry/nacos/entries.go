@@ -69,7 +69,7 @@ func (e *Entries) attempt(ctx context.Context, to mirror.EntrySink) error {
 	e.setLink(l)
 	defer e.setLink(nil)
 	running.Go(func() { l.keep(ctx) })
-	if err := r.run(ctx); err != nil && ctx.Err() == nil {
+	if err := r.run(ctx); ctx.Err() == nil {
 		return fmt.Errorf("read the configuration of %s: %w", l.server, err)
 	}
 	return context.Cause(ctx)
