@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/proxima-mesh/proxima/bench/procstat"
 )
 
 // process is a server, in a directory of its own.
@@ -218,41 +219,10 @@ func startEureka(ctx context.Context, p plan, tuned bool) (*process, error) {
 
 // resident memory of the process, in MB of 10⁶ bytes.
 func (p *process) resident() (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("memory is read from Linux's /proc: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
-			return kib * 1024 / 1e6, err
-		}
-	}
-	return 0, errors.New("no VmRSS in /proc")
+	n, err := procstat.Resident(p.cmd.Process.Pid)
+	return n / 1e6, err
 }
-
-// ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Go supports.
-const ticks = 100
 
 // cpu is the user and system time that the process has used. It says more than wall time where
 // the machine does other work too.
-func (p *process) cpu() (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("CPU time is read from Linux's /proc: %w", err)
-	}
-	// proc_pid_stat(5): utime and stime are fields 14 and 15; field 2 is a name in parentheses.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0, errors.New("no CPU time in /proc")
-	}
-	var sum time.Duration
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(n) * time.Second / ticks
-	}
-	return sum, nil
-}
+func (p *process) cpu() (time.Duration, error) { return procstat.CPU(p.cmd.Process.Pid) }

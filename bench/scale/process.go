@@ -12,13 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/bench/procstat"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -76,19 +76,7 @@ func (p *process) stop() {
 }
 
 // memory is the resident memory, in bytes.
-func (p *process) memory() (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("memory is read from Linux's /proc: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
-			return kib * 1024, err
-		}
-	}
-	return 0, errors.New("no VmRSS in /proc")
-}
+func (p *process) memory() (float64, error) { return procstat.Resident(p.cmd.Process.Pid) }
 
 // ownCPU is the CPU time of this process.
 func ownCPU() time.Duration {
@@ -149,30 +137,8 @@ func (p *process) quiet(ctx context.Context, seconds int) error {
 	return err
 }
 
-// ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Go supports.
-const ticks = 100
-
 // cpu is the user and system time that the process has used.
-func (p *process) cpu() (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("CPU time is read from Linux's /proc: %w", err)
-	}
-	// proc_pid_stat(5): utime and stime are fields 14 and 15; field 2 is a name in parentheses.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0, errors.New("no CPU time in /proc")
-	}
-	var sum time.Duration
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(n) * time.Second / ticks
-	}
-	return sum, nil
-}
+func (p *process) cpu() (time.Duration, error) { return procstat.CPU(p.cmd.Process.Pid) }
 
 // config of the administrator.
 func (p *process) config() (*rest.Config, error) {

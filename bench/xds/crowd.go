@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/proxima-mesh/proxima/bench/procstat"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -70,7 +71,7 @@ func measureCrowd(ctx context.Context, p plan, out io.Writer) error {
 // join until there are n sidecars, and measure.
 func (p plan) join(ctx context.Context, c *control, streams *crowd, out io.Writer, here, n int, join func(int), one float64) error {
 	pid := c.cmd.Process.Pid
-	cpu, err := cpuOf(pid)
+	cpu, err := procstat.CPU(pid)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (p plan) join(ctx context.Context, c *control, streams *crowd, out io.Write
 		return err
 	}
 	took := time.Since(begin)
-	after, err := cpuOf(pid)
+	after, err := procstat.CPU(pid)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (p plan) pushes(ctx context.Context, c *control, streams *crowd, out io.Wri
 	pid := c.cmd.Process.Pid
 	rounds := min(p.rounds, 30)
 	var all times
-	before, err := cpuOf(pid)
+	before, err := procstat.CPU(pid)
 	if err != nil {
 		return err
 	}
@@ -115,7 +116,7 @@ func (p plan) pushes(ctx context.Context, c *control, streams *crowd, out io.Wri
 		}
 		all = append(all, time.Since(begin))
 	}
-	after, err := cpuOf(pid)
+	after, err := procstat.CPU(pid)
 	if err != nil {
 		return err
 	}
@@ -130,7 +131,7 @@ func (p plan) pushes(ctx context.Context, c *control, streams *crowd, out io.Wri
 	if err := pause(ctx, time.Second); err != nil {
 		return err
 	}
-	if after, err = cpuOf(pid); err != nil {
+	if after, err = procstat.CPU(pid); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "one endpoint that %d of them hold: CPU %s ms for the change and its pushes\n",

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/bench/procstat"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -75,21 +75,6 @@ func (p *process) stop() {
 	<-p.ended
 }
 
-// resident memory of a process in bytes.
-func resident(pid int) (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("memory is read from Linux's /proc: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
-			return kib * 1024, err
-		}
-	}
-	return 0, errors.New("no VmRSS in /proc")
-}
-
 // settled is the lowest memory in a while: collections leave free memory for some seconds.
 func settled(ctx context.Context, pid int, wait time.Duration) (float64, error) {
 	const samples = 6
@@ -98,7 +83,7 @@ func settled(ctx context.Context, pid int, wait time.Duration) (float64, error) 
 		if err := pause(ctx, wait/samples); err != nil {
 			return 0, err
 		}
-		now, err := resident(pid)
+		now, err := procstat.Resident(pid)
 		if err != nil {
 			return 0, err
 		}
@@ -107,31 +92,6 @@ func settled(ctx context.Context, pid int, wait time.Duration) (float64, error) 
 		}
 	}
 	return least, nil
-}
-
-// ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Go supports.
-const ticks = 100
-
-// cpuOf a process is the user and system time that it has used.
-func cpuOf(pid int) (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, fmt.Errorf("CPU time is read from Linux's /proc: %w", err)
-	}
-	// proc_pid_stat(5): utime and stime are fields 14 and 15; field 2 is a name in parentheses.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0, errors.New("no CPU time in /proc")
-	}
-	var sum time.Duration
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(n) * time.Second / ticks
-	}
-	return sum, nil
 }
 
 // control is a control plane with its administrator's client.
