@@ -251,12 +251,7 @@ func (c *Client) Withdraw(ctx context.Context) error {
 	c.mu.Lock()
 	list := slices.Collect(maps.Keys(c.published))
 	c.mu.Unlock()
-	for _, s := range list {
-		if err := c.Publish(ctx, s, nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	return mirror.Withdraw(ctx, c, list)
 }
 
 // prepare a copy, whose lease is this client's.

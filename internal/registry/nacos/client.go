@@ -54,14 +54,13 @@ type Client struct {
 	log    *slog.Logger
 	http   *http.Client
 
+	connection *mirror.Connection[link]
+
 	mu        sync.Mutex
-	link      *link // nil: not connected
 	published map[registry.Service][]*registry.Instance
 	// Of the login.
-	token  string
-	renew  time.Time
-	next   int // server that is tried next
-	warned bool
+	token string
+	renew time.Time
 }
 
 var _ mirror.Client = (*Client)(nil)
@@ -75,8 +74,6 @@ const (
 	maxClientBytes = 64 << 20
 )
 
-var connectRetry = backoff.Policy{First: 200 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.3}
-
 // NewClient makes a client; Run connects it.
 func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
@@ -86,47 +83,25 @@ func NewClient(c ClientConfig) *Client {
 		c.Groups = []string{defaultGroup}
 	}
 	c.Poll = cmp.Or(c.Poll, lookupEvery)
-	transport := &http.Transport{TLSClientConfig: c.TLS}
+	log := c.Logger.With("protocol", string(registry.Nacos))
 	return &Client{
-		config: c, log: c.Logger.With("protocol", string(registry.Nacos)), http: &http.Client{Transport: transport, Timeout: requestWithin},
-		published: map[registry.Service][]*registry.Instance{},
+		config: c, log: log, http: &http.Client{Transport: &http.Transport{TLSClientConfig: c.TLS}, Timeout: requestWithin},
+		connection: mirror.NewConnection[link](c.Servers, log), published: map[registry.Service][]*registry.Instance{},
 	}
 }
-
-// errAway: there is no connection.
-var errAway = errors.New("the registry is not connected")
 
 // Run implements mirror.Reader.
 func (c *Client) Run(ctx context.Context, to mirror.Sink) error {
 	defer c.http.CloseIdleConnections()
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, c.failed)
+	c.connection.Run(ctx, func(ctx context.Context) error { return c.attempt(ctx, to) })
 	return nil
-}
-
-// failed to be connected: the first failure in a row is logged.
-func (c *Client) failed(err error, _ time.Duration) {
-	c.mu.Lock()
-	before := c.warned
-	c.warned = true
-	c.mu.Unlock()
-	if !before {
-		c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
-	}
-}
-
-// server that is next.
-func (c *Client) server() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.next++
-	return c.config.Servers[(c.next-1)%len(c.config.Servers)]
 }
 
 // attempt to be connected, until the connection ends.
 func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	l := &link{client: c, server: c.server(), to: to, cancel: cancel, module: "naming", services: map[registry.Service]*followed{}}
+	l := &link{client: c, server: c.connection.Server(), to: to, cancel: cancel, module: "naming", services: map[registry.Service]*followed{}}
 	if err := l.connect(ctx); err != nil {
 		return err
 	}
@@ -149,14 +124,8 @@ func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 			return fmt.Errorf("publish %s again: %w", s, err)
 		}
 	}
-	c.mu.Lock()
-	c.link, c.warned = l, false
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		c.link = nil
-		c.mu.Unlock()
-	}()
+	c.connection.Set(l)
+	defer c.connection.Set(nil)
 	c.log.Info("connected to the registry", "server", l.server)
 	running.Go(func() { l.keep(ctx) })
 	if to != nil {
@@ -166,19 +135,9 @@ func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 	return context.Cause(ctx)
 }
 
-// current connection.
-func (c *Client) current() (*link, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.link == nil {
-		return nil, errAway
-	}
-	return c.link, nil
-}
-
 // Publish implements mirror.Client.
 func (c *Client) Publish(ctx context.Context, s registry.Service, copies []*registry.Instance) error {
-	l, err := c.current()
+	l, err := c.connection.Link()
 	if err != nil {
 		return err
 	}
@@ -203,12 +162,7 @@ func (c *Client) Withdraw(ctx context.Context) error {
 	c.mu.Lock()
 	list := slices.Collect(maps.Keys(c.published))
 	c.mu.Unlock()
-	for _, s := range list {
-		if err := c.Publish(ctx, s, nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	return mirror.Withdraw(ctx, c, list)
 }
 
 // accessToken of a login; empty: there is none.

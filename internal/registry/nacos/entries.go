@@ -14,7 +14,6 @@ import (
 	"sync"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/mirror"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -22,12 +21,7 @@ import (
 
 // Entries reads and writes the configuration of a Nacos: all groups of some namespaces. New entries are searched for by
 // HTTP, which Nacos does not tell of; known ones are listened to. It is a mirror.EntryClient; make it with NewEntries.
-type Entries struct {
-	client *Client
-
-	mu   sync.Mutex
-	link *link // nil: not connected
-}
+type Entries struct{ client *Client }
 
 var _ mirror.EntryClient = (*Entries)(nil)
 
@@ -44,7 +38,7 @@ const (
 // RunEntries implements mirror.EntryClient.
 func (e *Entries) RunEntries(ctx context.Context, to mirror.EntrySink) error {
 	defer e.client.http.CloseIdleConnections()
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return e.attempt(ctx, to) }, e.client.failed)
+	e.client.connection.Run(ctx, func(ctx context.Context) error { return e.attempt(ctx, to) })
 	return nil
 }
 
@@ -53,7 +47,7 @@ func (e *Entries) attempt(ctx context.Context, to mirror.EntrySink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := &entryReader{to: to, known: map[registry.ConfigKey]string{}, dirty: map[registry.ConfigKey]struct{}{}, wake: make(chan struct{}, 1)}
-	l := &link{client: e.client, server: e.client.server(), cancel: cancel, module: "config", changed: r.changed}
+	l := &link{client: e.client, server: e.client.connection.Server(), cancel: cancel, module: "config", changed: r.changed}
 	r.link = l
 	if err := l.connect(ctx); err != nil {
 		return err
@@ -66,28 +60,13 @@ func (e *Entries) attempt(ctx context.Context, to mirror.EntrySink) error {
 	if err := l.ready(ctx); err != nil {
 		return err
 	}
-	e.setLink(l)
-	defer e.setLink(nil)
+	e.client.connection.Set(l)
+	defer e.client.connection.Set(nil)
 	running.Go(func() { l.keep(ctx) })
 	if err := r.run(ctx); ctx.Err() == nil {
 		return fmt.Errorf("read the configuration of %s: %w", l.server, err)
 	}
 	return context.Cause(ctx)
-}
-
-func (e *Entries) setLink(l *link) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.link = l
-}
-
-func (e *Entries) current() (*link, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.link == nil {
-		return nil, errAway
-	}
-	return e.link, nil
 }
 
 // entryReader follows the configuration over one connection.
@@ -345,7 +324,7 @@ func (r *entryReader) query(ctx context.Context, key registry.ConfigKey, found f
 
 // PutEntry implements mirror.EntryClient.
 func (e *Entries) PutEntry(ctx context.Context, entry, before *mirror.Entry) error {
-	l, err := e.current()
+	l, err := e.client.connection.Link()
 	if err != nil {
 		return err
 	}
@@ -374,7 +353,7 @@ func (e *Entries) PutEntry(ctx context.Context, entry, before *mirror.Entry) err
 
 // RemoveEntry implements mirror.EntryClient. Nacos removes without a comparison, so it is compared before.
 func (e *Entries) RemoveEntry(ctx context.Context, before *mirror.Entry) error {
-	l, err := e.current()
+	l, err := e.client.connection.Link()
 	if err != nil {
 		return err
 	}

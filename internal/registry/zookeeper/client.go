@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/mirror"
 )
@@ -47,11 +46,10 @@ type Client struct {
 	config ClientConfig
 	log    *slog.Logger
 
+	connection *mirror.Connection[link]
+
 	mu      sync.Mutex
-	link    *link // nil: not connected
 	session clientSession
-	next    int
-	warned  bool
 	// published nodes, by service and path.
 	published map[registry.Service]map[string]*published
 	refused   map[string]struct{} // paths that were logged
@@ -66,54 +64,36 @@ type published struct {
 	version int32
 }
 
-var connectRetry = backoff.Policy{First: 200 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.3}
-
 // NewClient makes a client; Run connects it.
 func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Root, c.Timeout = strings.TrimSuffix(c.Root, "/"), cmp.Or(c.Timeout, sessionTimeout)
+	log := c.Logger.With("protocol", string(registry.ZooKeeper))
 	return &Client{
-		config: c, log: c.Logger.With("protocol", string(registry.ZooKeeper)), published: map[registry.Service]map[string]*published{},
+		config: c, log: log, connection: mirror.NewConnection[link](c.Servers, log), published: map[registry.Service]map[string]*published{},
 		refused: map[string]struct{}{},
 	}
 }
 
-// errAway: there is no connection.
-var errAway = errors.New("the registry is not connected")
-
 // Run implements mirror.Reader.
 func (c *Client) Run(ctx context.Context, to mirror.Sink) error {
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return c.attempt(ctx, to) }, c.failed)
+	c.connection.Run(ctx, func(ctx context.Context) error {
+		err := c.attempt(ctx, to)
+		if errors.Is(err, errExpired) {
+			c.mu.Lock()
+			c.session = clientSession{}
+			c.mu.Unlock()
+		}
+		return err
+	})
 	return nil
-}
-
-// failed to be connected: the first failure in a row is logged.
-func (c *Client) failed(err error, _ time.Duration) {
-	c.mu.Lock()
-	before := c.warned
-	c.warned = true
-	if errors.Is(err, errExpired) {
-		c.session = clientSession{}
-	}
-	c.mu.Unlock()
-	if !before {
-		c.log.Warn("the registry is not connected; it is tried again", "servers", c.config.Servers, "error", err)
-	}
-}
-
-// server that is next.
-func (c *Client) server() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.next++
-	return c.config.Servers[(c.next-1)%len(c.config.Servers)]
 }
 
 // attempt to be connected, until the connection ends.
 func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
-	server := c.server()
+	server := c.connection.Server()
 	c.mu.Lock()
 	session := c.session
 	c.mu.Unlock()
@@ -149,14 +129,10 @@ func (c *Client) attempt(ctx context.Context, to mirror.Sink) error {
 		to.Disturbed()
 		parts.Go(func() { r.run(running) })
 	}
-	c.mu.Lock()
-	c.link, c.warned = l, false
-	c.mu.Unlock()
+	c.connection.Set(l)
 	c.log.Info("connected to the registry", "server", server)
 	<-running.Done()
-	c.mu.Lock()
-	c.link = nil
-	c.mu.Unlock()
+	c.connection.Set(nil)
 	return <-ended // the session is not closed: it runs out, so that a client that is started again takes over
 }
 
@@ -196,18 +172,9 @@ func (c *Client) begin(ctx context.Context, l *link, fresh bool) error {
 	return nil
 }
 
-func (c *Client) current() (*link, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.link == nil {
-		return nil, errAway
-	}
-	return c.link, nil
-}
-
 // Publish implements mirror.Client.
 func (c *Client) Publish(ctx context.Context, s registry.Service, copies []*registry.Instance) error {
-	l, err := c.current()
+	l, err := c.connection.Link()
 	if err != nil {
 		return err
 	}
@@ -257,12 +224,7 @@ func (c *Client) Withdraw(ctx context.Context) error {
 	c.mu.Lock()
 	list := slices.Collect(maps.Keys(c.published))
 	c.mu.Unlock()
-	for _, s := range list {
-		if err := c.Publish(ctx, s, nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	return mirror.Withdraw(ctx, c, list)
 }
 
 // foreign is the version of a node that is not this client's.

@@ -17,12 +17,7 @@ import (
 
 // Entries reads and writes what Dubbo stores in a ZooKeeper beside instances: mappings, metadata, configuration and rules.
 // It is a mirror.EntryClient; make it with NewEntries.
-type Entries struct {
-	client *Client
-
-	mu   sync.Mutex
-	link *link // nil: not connected
-}
+type Entries struct{ client *Client }
 
 var _ mirror.EntryClient = (*Entries)(nil)
 
@@ -31,14 +26,14 @@ func NewEntries(c ClientConfig) *Entries { return &Entries{client: NewClient(c)}
 
 // RunEntries implements mirror.EntryClient.
 func (e *Entries) RunEntries(ctx context.Context, to mirror.EntrySink) error {
-	backoff.Retry(ctx, connectRetry, func(ctx context.Context) error { return e.attempt(ctx, to) }, e.client.failed)
+	e.client.connection.Run(ctx, func(ctx context.Context) error { return e.attempt(ctx, to) })
 	return nil
 }
 
 // attempt to be connected, until the connection ends. Each has a session of its own, which keeps nothing alive.
 func (e *Entries) attempt(ctx context.Context, to mirror.EntrySink) error {
 	c := e.client
-	server := c.server()
+	server := c.connection.Server()
 	r := &entryReader{client: c, to: to, wake: make(chan struct{}, 1), dirty: map[string]struct{}{}, known: map[string]*mirror.Entry{}, children: map[string]map[string]struct{}{}}
 	l, err := dialServer(ctx, server, c.config.TLS, &clientSession{timeout: c.config.Timeout}, r.changed)
 	if err != nil {
@@ -57,28 +52,10 @@ func (e *Entries) attempt(ctx context.Context, to mirror.EntrySink) error {
 	if err := c.showCredentials(running, l); err != nil {
 		return fmt.Errorf("connect to %s: %w", server, err)
 	}
-	e.setLink(l)
-	defer e.setLink(nil)
-	c.mu.Lock()
-	c.warned = false
-	c.mu.Unlock()
+	c.connection.Set(l)
+	defer c.connection.Set(nil)
 	r.run(running)
 	return <-ended
-}
-
-func (e *Entries) setLink(l *link) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.link = l
-}
-
-func (e *Entries) current() (*link, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.link == nil {
-		return nil, errAway
-	}
-	return e.link, nil
 }
 
 // below /dubbo is what a path is: an inner node, whose children are followed, or one whose data may be an entry,
@@ -326,7 +303,7 @@ func (r *entryReader) put(path string, entry *mirror.Entry) {
 
 // PutEntry implements mirror.EntryClient.
 func (e *Entries) PutEntry(ctx context.Context, entry, before *mirror.Entry) error {
-	l, err := e.current()
+	l, err := e.client.connection.Link()
 	if err != nil {
 		return err
 	}
@@ -369,7 +346,7 @@ func (e *Entries) put(ctx context.Context, l *link, path string, data []byte, be
 
 // RemoveEntry implements mirror.EntryClient.
 func (e *Entries) RemoveEntry(ctx context.Context, before *mirror.Entry) error {
-	l, err := e.current()
+	l, err := e.client.connection.Link()
 	if err != nil {
 		return err
 	}
