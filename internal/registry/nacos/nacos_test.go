@@ -2,6 +2,7 @@ package nacos
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,8 +16,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry/rawgrpc"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -417,4 +420,37 @@ func FuzzPayload(f *testing.F) {
 			t.Errorf("%q is read as %q: %v", p.kind, again.kind, err)
 		}
 	})
+}
+
+// A list that is not valid changes nothing, and what a failure leaves of one ends with the next.
+func TestBatchFails(t *testing.T) {
+	p := registrytest.New(t)
+	provider := connect(t, p.Serve(New(p.Core).Serve))
+	provider.setUp()
+	bad := register("orders", 20001)
+	bad["instances"] = append(bad["instances"].([]map[string]any), nil)
+	if answer := provider.ask("BatchInstanceRequest", bad); answer["success"] == true {
+		t.Errorf("a list with a null: %v", answer)
+	}
+	if n := len(p.Dataplanes()); n != 0 {
+		t.Errorf("a list with a null has registered %d", n)
+	}
+	p.Client.Intercept(func(c resourcetest.Call) error {
+		if d, ok := c.Object.(*meshv1alpha1.Dataplane); ok && c.Verb == resourcetest.Create && d.Spec.Ports[0].Port == 20002 {
+			return errors.New("the disk is full")
+		}
+		return nil
+	})
+	if answer := provider.ask("BatchInstanceRequest", register("orders", 20001, 20002)); answer["success"] == true {
+		t.Errorf("a write that fails: %v", answer)
+	}
+	p.Client.Intercept(nil)
+	if answer := provider.ask("BatchInstanceRequest", register("orders", 20003)); answer["success"] != true {
+		t.Fatal(answer)
+	}
+	for _, d := range p.Dataplanes() {
+		if port := d.Spec.Ports[0].Port; port != 20003 {
+			t.Errorf("port %d is left", port)
+		}
+	}
 }

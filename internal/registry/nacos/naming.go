@@ -60,7 +60,7 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 	if err != nil {
 		return &problem{codeUnregistered, err.Error()}
 	}
-	next := make([]resource.Key, 0, len(list))
+	var instances []*registry.Instance
 	seen := map[resource.Key]struct{}{}
 	for _, i := range list {
 		if i == nil {
@@ -73,14 +73,17 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 		if !in.Ephemeral {
 			return invalid("an instance that is not ephemeral is registered by HTTP")
 		}
-		key := in.Key()
-		if _, twice := seen[key]; twice {
-			continue
+		if _, twice := seen[in.Key()]; !twice {
+			instances, seen[in.Key()] = append(instances, in), struct{}{}
 		}
+	}
+	next := make([]resource.Key, 0, len(instances))
+	for _, in := range instances {
 		if err := session.Register(ctx, in, user); err != nil && !errors.Is(err, registry.ErrOriginal) {
+			c.keep(s, next)
 			return err
 		}
-		next, seen[key] = append(next, key), struct{}{}
+		next = append(next, in.Key())
 	}
 	c.mu.Lock()
 	before := c.published[s]
@@ -90,14 +93,31 @@ func (c *conn) publish(ctx context.Context, user registry.User, s registry.Servi
 		c.published[s] = next
 	}
 	c.mu.Unlock()
-	for _, key := range before {
-		if _, stays := seen[key]; !stays {
-			if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
-				return err
-			}
+	for n, key := range before {
+		if _, stays := seen[key]; stays {
+			continue
+		}
+		if err := session.Deregister(ctx, key, user); err != nil && !errors.Is(err, registry.ErrNotFound) {
+			c.keep(s, before[n:])
+			return err
 		}
 	}
 	return nil
+}
+
+// keep in mind what a failure left of a service, so that the next list ends what is not in it.
+func (c *conn) keep(s registry.Service, keys []resource.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Clone(c.published[s]) // others read the list without the lock
+	for _, key := range keys {
+		if !slices.Contains(all, key) {
+			all = append(all, key)
+		}
+	}
+	if len(all) > 0 {
+		c.published[s] = all
+	}
 }
 
 // withdraw an instance. One that is not there is no error, as in Nacos.
