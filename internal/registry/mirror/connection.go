@@ -11,7 +11,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/registry"
 )
 
-// ErrAway: there is no connection to the registry.
+// ErrAway: there is no connection to the registry, or it is not read yet.
 var ErrAway = errors.New("the registry is not connected")
 
 var connectRetry = backoff.Policy{First: 200 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.3}

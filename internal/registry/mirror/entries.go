@@ -187,14 +187,11 @@ func (e *entries) handle(ctx context.Context, key registry.ConfigKey) {
 	case err == nil:
 		e.queue.Forget(key)
 		return
-	case !before && !errors.Is(err, ErrChanged) && !errors.Is(err, errEntriesAway):
+	case !before && !errors.Is(err, ErrChanged) && !errors.Is(err, ErrAway):
 		e.log.Warn("an entry of the configuration is not mirrored yet; it is tried again", "entry", key.String(), "error", err)
 	}
 	e.queue.AddRateLimited(key)
 }
-
-// errEntriesAway: a registry is not read yet, or no more.
-var errEntriesAway = errors.New("the registry is not connected")
 
 // look at an entry: what is to be done, and when it is to be looked at again; 0: when it has changed.
 func (e *entries) look(key registry.ConfigKey) (v verdict, p pair, again time.Duration) {

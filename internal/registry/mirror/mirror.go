@@ -345,7 +345,7 @@ func (d *direction) handle(ctx context.Context, s registry.Service) {
 		d.queue.Forget(s)
 		return
 	}
-	if !before {
+	if !before && !errors.Is(err, ErrAway) { // the connection says so itself
 		d.log.Warn("a service is not mirrored yet; it is tried again", "service", s, "error", err)
 	}
 	d.queue.AddRateLimited(s)
