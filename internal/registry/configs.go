@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -153,6 +154,11 @@ func summed(o *meshv1alpha1.RegistryConfig) *meshv1alpha1.RegistryConfig {
 	return &out
 }
 
+// sameEntry reports whether clients see no difference: what the status of an object says is not theirs.
+func sameEntry(before, now *meshv1alpha1.RegistryConfig) bool {
+	return before != nil && now != nil && reflect.DeepEqual(before.Spec, now.Spec)
+}
+
 // setEntry replaces an object of an entry, by another or by none, and tells followers.
 func (c *Configs) setEntry(name resource.Key, before, now *meshv1alpha1.RegistryConfig) {
 	touched := map[ConfigKey]struct{}{}
@@ -170,6 +176,9 @@ func (c *Configs) setEntry(name resource.Key, before, now *meshv1alpha1.Registry
 		}
 		c.entries[key][name] = now
 		touched[key] = struct{}{}
+	}
+	if sameEntry(before, now) {
+		return
 	}
 	for key := range touched {
 		for f := range c.followers[key] {

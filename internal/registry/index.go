@@ -467,6 +467,9 @@ func (x *Index) apply(d *catalog.Delta, at Position) {
 		}
 	}
 	for _, c := range d.RegistryConfigs { // of metadata of applications of Dubbo
+		if sameEntry(c.Old, c.New) {
+			continue
+		}
 		for _, o := range []*meshv1alpha1.RegistryConfig{c.Old, c.New} {
 			if o == nil {
 				continue

@@ -12,8 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // shown is a listing as text: ADDRESS:PORT=WEIGHT of each instance, with a mark of those that are
@@ -85,6 +88,44 @@ func TestIndex(t *testing.T) {
 		}
 		synctest.Wait()
 		r.shows("a", "10.1.0.7:8080=1.00 10.2.0.1:8080=1.00 10.2.0.2:8080=1.00")
+	})
+}
+
+// TestStatusOfEntries: what a controller writes in the status of an entry is no change for clients.
+func TestStatusOfEntries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		r.register(r.open(Nacos, User{}, 0), orders(8080))
+		entry := &meshv1alpha1.RegistryConfig{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "e"},
+			Spec:       meshv1alpha1.RegistryConfigSpec{Group: "1", DataID: "orders", Content: "{}"},
+		}
+		r.client.Seed(entry)
+		synctest.Wait()
+		told := 0
+		f := r.index.Follow(Service{Namespace: "shop", Name: "orders"}, "", func() { told++ })
+		defer f.Close()
+		written, err := r.client.Get(t.Context(), kind.RegistryConfig, resource.KeyOf(entry))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := written.DeepCopyObject().(*meshv1alpha1.RegistryConfig)
+		next.Status.MD5 = "another"
+		if _, err := r.client.UpdateStatus(t.Context(), kind.RegistryConfig, next); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if told != 0 {
+			t.Errorf("a status is told %d times", told)
+		}
+		changed := entry.DeepCopy()
+		changed.Spec.Content = "{ }"
+		r.client.Seed(changed)
+		synctest.Wait()
+		if told != 1 {
+			t.Errorf("a content is told %d times", told)
+		}
 	})
 }
 
