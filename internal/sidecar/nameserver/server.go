@@ -67,17 +67,31 @@ type Sockets struct {
 	Streams net.Listener
 }
 
-// Listen at an address, by both.
+// Listen at an address, by both. Port 0 is a free port, the same for both.
 func Listen(address string) (Sockets, error) {
 	to, err := net.ResolveUDPAddr("udp", address)
 	if err != nil {
 		return Sockets{}, err
 	}
+	tries := 1
+	if to.Port == 0 {
+		tries = 20 // the port that is free for UDP may be taken for TCP
+	}
+	for range tries {
+		var on Sockets
+		if on, err = listen(to); err == nil {
+			return on, nil
+		}
+	}
+	return Sockets{}, err
+}
+
+func listen(to *net.UDPAddr) (Sockets, error) {
 	packets, err := net.ListenUDP("udp", to)
 	if err != nil {
 		return Sockets{}, err
 	}
-	streams, err := net.Listen("tcp", address)
+	streams, err := net.Listen("tcp", packets.LocalAddr().String())
 	if err != nil {
 		return Sockets{}, errors.Join(err, packets.Close())
 	}
