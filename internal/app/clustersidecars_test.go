@@ -189,10 +189,11 @@ func TestSidecarsOfAClusterAlone(t *testing.T) {
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{
 		meshv1alpha1.LabelMesh: "red", meshv1alpha1.LabelSidecarInjection: "enabled",
 	}}}
-	for d, obj := range map[*resource.Descriptor]resource.Object{kind.Mesh: red, kind.Namespace: shop} {
-		if _, err := c.client.Create(t.Context(), d, obj); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := c.client.Create(t.Context(), kind.Mesh, red); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.Create(t.Context(), kind.Namespace, shop); err != nil {
+		t.Fatal(err)
 	}
 	start := func(name string) (*replica, string) {
 		port := testkit.FreePort(t)

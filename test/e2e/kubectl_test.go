@@ -338,10 +338,17 @@ func (m matrix) clientSide() {
 // replaces the whole object by what was read of it; an old one is refused.
 func (m matrix) replaces() {
 	m.t.Helper()
-	old := m.kubectl(m.ref("get", "-o", "json")...)
-	next := strings.Replace(old, `"metadata": {`, `"metadata": {"generateName": "",`, 1)
-	next = strings.Replace(next, `"annotations": {`, `"annotations": {"replaced": "yes",`, 1)
-	if out, err := m.try(next, testkit.Kubectl(m.t), "replace", "-f", "-"); err != nil {
+	var old, out string
+	var err error
+	for range 5 { // a controller may write the status in between
+		old = m.kubectl(m.ref("get", "-o", "json")...)
+		next := strings.Replace(old, `"metadata": {`, `"metadata": {"generateName": "",`, 1)
+		next = strings.Replace(next, `"annotations": {`, `"annotations": {"replaced": "yes",`, 1)
+		if out, err = m.try(next, testkit.Kubectl(m.t), "replace", "-f", "-"); err == nil || !strings.Contains(out, "Conflict") {
+			break
+		}
+	}
+	if err != nil {
 		m.t.Errorf("replace: %v\n%s", err, out)
 	}
 	m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "replaced: ")
