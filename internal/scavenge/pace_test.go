@@ -9,31 +9,55 @@ import (
 )
 
 // TestPace: the percentage is low from the first collection after which more lives, until some found
-// no growth, and while collections are rare.
+// no growth, and while collections are rare. It is higher where collections take too much of the time.
 func TestPace(t *testing.T) {
-	p := pace{live: 100, percent: steadyPercent, idle: steady}
-	check := func(when string, live uint64, since time.Duration, want int) {
+	p := pace{live: 100, percent: steadyPercent, growing: growingPercent, idle: steady}
+	const middling = (cheap + costly) / 2
+	check := func(when string, live uint64, since time.Duration, share float64, want int) {
 		t.Helper()
-		if got := p.collected(live, since); got != want {
+		if got := p.collected(live, since, share); got != want {
 			t.Errorf("%s: %d %%, want %d", when, got, want)
 		}
 	}
 	settle := func() {
 		t.Helper()
 		for range steady - 1 {
-			check("still", p.live, 0, growingPercent)
+			check("still", p.live, 0, middling, p.growing)
 		}
-		check("steady", p.live, 0, steadyPercent)
+		check("steady", p.live, 0, middling, steadyPercent)
 	}
-	check("a little more", 102, 0, steadyPercent)
-	check("more", 110, 0, growingPercent)
-	check("a little more", 111, 0, growingPercent)
-	check("more", 120, 0, growingPercent)
+	check("a little more", 102, 0, middling, steadyPercent)
+	check("more", 110, 0, middling, growingPercent)
+	check("a little more", 111, 0, middling, growingPercent)
+	check("more", 120, 0, middling, growingPercent)
 	settle()
-	check("less", 90, rare-1, steadyPercent)
-	check("a rare one", 90, rare, growingPercent)
+	check("less", 90, rare-1, middling, steadyPercent)
+	check("a rare one", 90, rare, middling, growingPercent)
 	settle()
-	check("more", 99, 0, growingPercent)
+	check("more", 99, 0, middling, growingPercent)
+	check("more, at a high cost", 110, 0, costly+0.01, 2*growingPercent)
+	check("more, at a middling cost", 120, 0, middling, 2*growingPercent)
+	for range 5 {
+		p.collected(p.live, 0, 1)
+	}
+	check("more, at the highest cost", 130, 0, 1, steadyPercent)
+	check("more, at a low cost", 140, 0, cheap-0.01, steadyPercent/2)
+	settle()
+	check("a rare one, at a high cost", 140, rare, 1, growingPercent)
+}
+
+// TestShare: of the time between two readings, and nothing of none.
+func TestShare(t *testing.T) {
+	before := cpu{collecting: 1, user: 3}
+	for want, now := range map[float64]cpu{0: before, 0.5: {collecting: 2, user: 4}, 1: {collecting: 2, user: 3}} {
+		if got := now.share(before); got != want {
+			t.Errorf("%+v: %v, want %v", now, got, want)
+		}
+	}
+	runtime.GC()
+	if c := readCPU(); c.collecting == 0 || c.user == 0 {
+		t.Errorf("the runtime reports %+v", c)
+	}
 }
 
 // TestKeepPace: the percentage is low at the start, a heap that does not grow sets GOGC to its default, one
