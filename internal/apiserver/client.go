@@ -135,12 +135,12 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	}
 	ctx = c.context(ctx, s, opts.Namespace)
 	return resource.MapWatch(w, func(in watch.Event) (watch.Event, bool) {
+		if opts.Shared && (in.Type == watch.Added || in.Type == watch.Modified) {
+			in.Object = c.cachedCopy(ctx, s, in.Object)
+		}
 		// The cache wraps what it sends to several watchers.
 		if shared, ok := in.Object.(runtime.CacheableObject); ok {
 			in.Object = shared.GetObject()
-		}
-		if opts.Shared && (in.Type == watch.Added || in.Type == watch.Modified) {
-			in.Object = c.cachedCopy(ctx, s, in.Object)
 		}
 		if _, isObject := in.Object.(resource.Object); isObject {
 			obj, err := s.own(in.Object, nil)
@@ -153,8 +153,8 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	}), nil
 }
 
-// cachedCopy is the object of the watch cache in place of a copy that a watch made of it, or
-// the copy where the cache has a newer one.
+// cachedCopy is the object of the watch cache in place of what a watch delivered, or that where the cache
+// has a newer one.
 func (c *Client) cachedCopy(ctx context.Context, s *served, made runtime.Object) runtime.Object {
 	m, err := meta.Accessor(made)
 	if err != nil || s.alias {

@@ -369,6 +369,9 @@ func matching[T Row](t Table[T], namespace string, selector map[string]string) i
 				continue
 			}
 			g := t.group(workloadByLabel, labelValue(namespace, k, v))
+			if g == nil {
+				return
+			}
 			if rarest == nil || g.Len() < rarest.Len() {
 				rarest = g
 			}

@@ -59,15 +59,12 @@ func (t Table[T]) tree() *iradix.Tree[T] {
 	return t.rows
 }
 
-// group is the objects that an index files under a value.
+// group is the objects that an index files under a value, nil if there are none.
 func (t Table[T]) group(index int, value string) *iradix.Tree[T] {
 	if t.indexes == nil {
-		return iradix.New[T]()
+		return nil
 	}
-	g, ok := t.indexes[index].Get([]byte(value))
-	if !ok {
-		return iradix.New[T]()
-	}
+	g, _ := t.indexes[index].Get([]byte(value))
 	return g
 }
 
@@ -78,6 +75,9 @@ func rowKey(key Key) []byte { return []byte(key.Namespace + separator + key.Name
 
 func walk[T Row](tree *iradix.Tree[T], prefix string) iter.Seq2[Key, T] {
 	return func(yield func(Key, T) bool) {
+		if tree == nil {
+			return
+		}
 		it := tree.Root().Iterator()
 		it.SeekPrefix([]byte(prefix))
 		for {

@@ -103,12 +103,14 @@ func (d *Descriptor) ValidateWhole(obj, old Object) field.ErrorList {
 	}
 	if old == nil {
 		// A status is added to an object that exists: this one, without a status.
-		obj = obj.DeepCopyObject().(Object)
-		obj.SetResourceVersion("1")
 		old = obj.DeepCopyObject().(Object)
+		old.SetResourceVersion("1")
 		if d.Prepare != nil {
 			d.Prepare(old, nil)
 		}
+		given := obj.GetResourceVersion() // "" in a create
+		obj.SetResourceVersion("1")
+		defer obj.SetResourceVersion(given)
 	}
 	for _, e := range d.ValidateStatus(obj, old) {
 		if !slices.ContainsFunc(errs, func(o *field.Error) bool { return o.Error() == e.Error() }) {

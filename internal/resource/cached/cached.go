@@ -130,7 +130,8 @@ func (c *Client) newReflector(ix *index) *reflector.Reflector {
 	return reflector.New(reflector.Config{
 		Client:       c.inner,
 		Kind:         ix.kind,
-		AlwaysRelist: true, // see index.disconnected
+		Select:       resource.ListOptions{Shared: true}, // see entry
+		AlwaysRelist: true,                               // see index.disconnected
 		Backoff:      backoff.Policy{First: watchRetry, Last: watchRetryMax},
 		Logger:       c.log,
 		Level:        slog.LevelDebug,

@@ -43,7 +43,8 @@ type index struct {
 	absent map[resource.Key]struct{}
 }
 
-// entry is an object with its version as a number. The object is never changed.
+// entry is an object with its version as a number. The object is never changed, so those of the reflector
+// share memory with the client underneath.
 type entry struct {
 	obj     resource.Object
 	version uint64
@@ -152,7 +153,7 @@ func (ix *index) apply(e reflector.Event) error {
 	defer ix.mu.Unlock()
 	switch e.Type {
 	case reflector.Set:
-		ix.set(e.Object(), version)
+		ix.deliver(e.Object(), version)
 	case reflector.Delete:
 		ix.remove(e.Object(), version)
 	}
@@ -269,6 +270,17 @@ func (ix *index) bury(last resource.Object) {
 		return // the reflector delivered its deletion
 	}
 	ix.tombstones[last.GetUID()] = version
+}
+
+// deliver stores an object of the reflector if it is not older than what the index has: it takes the place
+// of the copy that a caller's write has left.
+func (ix *index) deliver(obj resource.Object, version uint64) {
+	key := resource.KeyOf(obj)
+	if known, exists := ix.objects[key]; exists && known.version == version && known.obj.GetUID() == obj.GetUID() {
+		ix.objects[key] = entry{obj, version}
+		return
+	}
+	ix.set(obj, version)
 }
 
 // set stores an object if it is newer than what the index has.

@@ -131,3 +131,20 @@ func TestNotComparable(t *testing.T) {
 		t.Error("the index answers a read")
 	}
 }
+
+// TestSharedObjects: what a caller's write has left is given up for the object of the reflector at the same
+// version, which shares memory with the client underneath.
+func TestSharedObjects(t *testing.T) {
+	ix := newIndex(kind.ConfigMap)
+	if err := replace(ix, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	ix.observe(watch.Modified, object("x", 5))
+	delivered := object("x", 5)
+	if err := event(reflector.Set, delivered, 5).what(ix); err != nil {
+		t.Fatal(err)
+	}
+	if obj, ok := ix.get(resource.KeyOf(delivered)); !ok || obj != resource.Object(delivered) {
+		t.Errorf("the index holds %p, not %p of the reflector", obj, delivered)
+	}
+}
