@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -31,6 +32,10 @@ type Server struct {
 	log    *slog.Logger
 	views  *views
 	leases *leases
+	// impatient clients are answered at once.
+	impatient impatient
+	// ended is set when Serve's context ends.
+	ended atomic.Bool
 }
 
 // New makes a server; Serve starts it.
@@ -44,6 +49,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler: s, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: time.Minute,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ConnContext: withConn,
 	}
 	done := make(chan struct{})
 	running, stop := context.WithCancel(ctx)
@@ -53,7 +59,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.leases.run(running, s.end)
 	}()
 	defer func() { stop(); <-done }()
-	end := context.AfterFunc(ctx, func() { _ = server.Close() })
+	end := context.AfterFunc(ctx, func() {
+		s.ended.Store(true)
+		_ = server.Close()
+	})
 	defer end()
 	if err := server.Serve(l); ctx.Err() == nil {
 		return err
@@ -111,6 +120,8 @@ type request struct {
 	key    viewKey
 	format format
 	path   []string // behind the prefix
+	from   netip.Addr
+	conn   *conn
 }
 
 func (s *Server) answer(w http.ResponseWriter, req *http.Request) answer {
@@ -133,7 +144,10 @@ func (s *Server) answer(w http.ResponseWriter, req *http.Request) answer {
 	if namespace == "" && len(user.Namespaces) == 1 {
 		namespace = user.Namespaces[0]
 	}
-	r := &request{Request: req, user: user, path: path, format: formatOf(req), key: viewKey{namespace: s.core.Namespaces.Of(namespace)}}
+	r := &request{
+		Request: req, user: user, path: path, format: formatOf(req), from: from.Addr(), conn: connOf(req),
+		key: viewKey{namespace: s.core.Namespaces.Of(namespace)},
+	}
 	_, r.key.zone = s.core.Locate(from.Addr())
 	req.Body = http.MaxBytesReader(w, req.Body, maxBody)
 	return s.route(r)
@@ -169,9 +183,14 @@ func (s *Server) route(r *request) answer {
 	p := r.path
 	switch read := r.Method == http.MethodGet; {
 	case read && len(p) == 1 && p[0] == "apps":
-		return s.document(r, s.views.full(r.key, r.format))
+		b, version := s.views.full(r.key, r.format)
+		r.conn.answered(r.key, version)
+		return s.document(r, b)
 	case read && len(p) == 2 && p[0] == "apps" && p[1] == "delta":
-		return s.document(r, s.views.delta(r.key, r.format))
+		s.hold(r)
+		b, version := s.views.delta(r.key, r.format)
+		r.conn.answered(r.key, version)
+		return s.document(r, b)
 	case read && len(p) == 2 && p[0] == "apps":
 		return s.document(r, s.views.app(r.key, r.format, p[1]))
 	case read && len(p) == 3 && p[0] == "apps":

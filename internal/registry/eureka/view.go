@@ -53,6 +53,8 @@ type view struct {
 	version int64
 	recent  []change
 	cache   map[string][]byte // of this version
+	// changed is closed, and replaced, when the version changes; nil: the view is not kept.
+	changed chan struct{}
 }
 
 // held is an instance with its encodings.
@@ -107,6 +109,7 @@ func (v *views) of(key viewKey) *view {
 	}
 	w.recent = nil
 	if len(v.all) < maxViews {
+		w.changed = make(chan struct{})
 		v.all[key] = w
 	}
 	return w
@@ -154,6 +157,10 @@ func (w *view) set(l *registry.Listing, now time.Time) {
 	if touched {
 		w.version++
 		w.cache = nil
+		if w.changed != nil {
+			close(w.changed)
+			w.changed = make(chan struct{})
+		}
 	}
 }
 
@@ -204,22 +211,32 @@ type application struct {
 	list []*held
 }
 
-// full is the document of all applications.
-func (v *views) full(key viewKey, f format) []byte {
+// watch returns the version of a view, and a channel that is closed when there is another one; nil: the view is
+// not kept up to date.
+func (v *views) watch(key viewKey) (changed <-chan struct{}, version int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	w := v.of(key)
-	return w.cached("full "+f.String(), func() []byte {
+	return w.changed, w.version
+}
+
+// full is the document of all applications, and the version of the view.
+func (v *views) full(key viewKey, f format) (doc []byte, version int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	w := v.of(key)
+	doc = w.cached("full "+f.String(), func() []byte {
 		var apps []application
 		for _, s := range slices.SortedFunc(maps.Keys(w.apps), registry.Service.Compare) {
 			apps = append(apps, application{strings.ToUpper(s.Grouped()), w.apps[s]})
 		}
 		return document(w.version, w.hash(), apps, f)
 	})
+	return doc, w.version
 }
 
-// delta is the document of what has changed lately.
-func (v *views) delta(key viewKey, f format) []byte {
+// delta is the document of what has changed lately, and the version of the view.
+func (v *views) delta(key viewKey, f format) (doc []byte, version int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	w := v.of(key)
@@ -230,7 +247,7 @@ func (v *views) delta(key viewKey, f format) []byte {
 	if old > 0 {
 		w.recent, w.cache = slices.Clone(w.recent[old:]), nil
 	}
-	return w.cached("delta "+f.String(), func() []byte {
+	doc = w.cached("delta "+f.String(), func() []byte {
 		byApp := map[string][]*held{}
 		for _, c := range w.recent {
 			byApp[c.app] = append(byApp[c.app], c.held)
@@ -241,6 +258,7 @@ func (v *views) delta(key viewKey, f format) []byte {
 		}
 		return document(w.version, w.hash(), apps, f)
 	})
+	return doc, w.version
 }
 
 // some is the document of the instances that match.
