@@ -95,15 +95,8 @@ func (c *Core) Locate(address netip.Addr) (node string, zone locality.Zone) {
 			return node, c.Index.ZoneOf(node)
 		}
 	}
-	for key, n := range c.Index.Snapshot().Nodes.All() {
-		for _, a := range n.Status.Addresses {
-			if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
-				continue
-			}
-			if at, err := netip.ParseAddr(a.Address); err == nil && at == address {
-				return key.Name, locality.Zone(zoneOf(n))
-			}
-		}
+	if node = c.Index.nodeAt(address); node != "" {
+		return node, c.Index.ZoneOf(node)
 	}
 	return "", ""
 }

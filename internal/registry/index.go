@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,8 @@ type Index struct {
 	known map[resource.Key]Service
 	plans *trafficplan.Table
 	sites *sites.Table
+	// nodes are the names of those that have an address, in order.
+	nodes map[netip.Addr][]string
 	names map[string][]Service // by namespace; absent: to be made again
 	count map[Protocol]int     // of registered instances
 	// imported are how many of them are copies, by protocol and the registry that they are from.
@@ -145,7 +148,7 @@ func NewIndex(c IndexConfig) *Index {
 	}
 	return &Index{
 		config: c, log: c.Logger, ready: make(chan struct{}), snapshot: &catalog.Snapshot{}, services: map[Service]*entry{},
-		known: map[resource.Key]Service{}, plans: &trafficplan.Table{}, sites: sites.NewTable(string(cmp.Or(c.Site, locality.Local))),
+		known: map[resource.Key]Service{}, nodes: map[netip.Addr][]string{}, plans: &trafficplan.Table{}, sites: sites.NewTable(string(cmp.Or(c.Site, locality.Local))),
 		names: map[string][]Service{}, count: map[Protocol]int{}, imported: map[Protocol]map[string]int{}, all: map[*Changes]struct{}{},
 	}
 }
@@ -490,6 +493,9 @@ func (x *Index) apply(d *catalog.Delta, at Position) {
 			touched[e] = struct{}{}
 		}
 	}
+	for _, c := range d.Nodes {
+		x.setNode(c.Key.Name, c.Old, c.New)
+	}
 	revision := d.After.Revision()
 	switch {
 	case at != 0:
@@ -511,6 +517,51 @@ func (x *Index) apply(d *catalog.Delta, at Position) {
 		}
 		x.discard(e)
 	}
+}
+
+// setNode files a node under its addresses. x.mu is held.
+func (x *Index) setNode(name string, before, now *corev1.Node) {
+	was, is := addressesOf(before), addressesOf(now)
+	for _, a := range was {
+		if slices.Contains(is, a) {
+			continue
+		}
+		x.nodes[a] = slices.DeleteFunc(x.nodes[a], func(n string) bool { return n == name })
+		if len(x.nodes[a]) == 0 {
+			delete(x.nodes, a)
+		}
+	}
+	for _, a := range is {
+		if at, found := slices.BinarySearch(x.nodes[a], name); !found {
+			x.nodes[a] = slices.Insert(x.nodes[a], at, name)
+		}
+	}
+}
+
+func addressesOf(n *corev1.Node) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	var out []netip.Addr
+	for _, a := range n.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		if at, err := netip.ParseAddr(a.Address); err == nil {
+			out = append(out, at)
+		}
+	}
+	return out
+}
+
+// nodeAt is the node that has an address, the first by name; empty: none has.
+func (x *Index) nodeAt(a netip.Addr) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if names := x.nodes[a]; len(names) > 0 {
+		return names[0]
+	}
+	return ""
 }
 
 func zoneOf(n *corev1.Node) string {

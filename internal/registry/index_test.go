@@ -129,6 +129,52 @@ func TestStatusOfEntries(t *testing.T) {
 	})
 }
 
+// TestLocate: an address is that of the node that has it, as nodes come, change and go.
+func TestLocate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		core := &Core{Index: r.index}
+		put := func(name, zone string, addresses ...string) {
+			t.Helper()
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}}}
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "10.0.0.9"}}
+			for _, a := range addresses {
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+			}
+			r.client.Seed(n)
+			synctest.Wait()
+		}
+		want := func(address, node, zone string) {
+			t.Helper()
+			if n, z := core.Locate(netip.MustParseAddr(address)); n != node || string(z) != zone {
+				t.Errorf("%s is of node %q, zone %q, want %q, %q", address, n, z, node, zone)
+			}
+		}
+		put("n2", "b", "10.0.0.1", "fd00::1")
+		want("10.0.0.1", "n2", "b")
+		want("::ffff:10.0.0.1", "n2", "b")
+		want("fd00::1", "n2", "b")
+		want("10.0.0.9", "", "") // a name is no address
+		put("n1", "a", "10.0.0.1", "nonsense")
+		want("10.0.0.1", "n1", "a")
+		put("n1", "a", "10.0.0.2")
+		want("10.0.0.1", "n2", "b")
+		put("n2", "c", "10.0.0.1")
+		want("10.0.0.1", "n2", "c")
+		want("fd00::1", "", "")
+		if err := r.client.Delete(t.Context(), kind.Node, resource.Key{Name: "n2"}, resource.Preconditions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		want("10.0.0.1", "", "")
+		want("10.0.0.2", "n1", "a")
+		if len(r.index.nodes) != 1 {
+			t.Errorf("%v is left", r.index.nodes)
+		}
+	})
+}
+
 // Clients of a zone see the shares of its plan; an instance that the plan does not know yet gets
 // what the others have on average.
 func TestIndexPlanned(t *testing.T) {
