@@ -56,7 +56,7 @@ type plan struct {
 var (
 	full = plan{
 		rounds: 5, slice: 3 * time.Second, workers: 64, subscribers: []int{1, 100, 1000}, changes: 20, instances: 100_000, clients: 10_000,
-		profile: 10 * time.Second, registrations: 5000, queries: 10_000, publishes: 500, reads: 10_000, pollers: 30, events: 12,
+		profile: 10 * time.Second, registrations: 5000, queries: 10_000, publishes: 500, reads: 10_000, pollers: 30, events: 40,
 		settle: 30 * time.Second, fetch: 30 * time.Second, fetchTuned: 5 * time.Second, heap: "2g",
 	}
 	smoke = plan{
