@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -24,11 +26,15 @@ import (
 type instances struct {
 	// members are the instances; nil: there is this one alone.
 	members *cluster.Members
+	// run is this instance among them.
+	run string
 	// ballots elect the leader; nil with members.
 	ballots  *cluster.Election
 	log      *slog.Logger
 	api      *api
 	instance *instance
+	// registries here; nil: there are none.
+	registries *registries
 }
 
 // newInstances takes part in the election of the instances on the store. Where there is one
@@ -40,9 +46,10 @@ func newInstances(cfg ControlPlaneConfig, started time.Time, s *storage, a *api,
 	}
 	run := make([]byte, 8)
 	_, _ = rand.Read(run) // crypto/rand.Read never fails
+	x.run = hex.EncodeToString(run)
 	host := advertisedHost(cfg.AdvertiseAddress, a.address)
 	self := cluster.Member{
-		Name: instanceName(a.address), Run: hex.EncodeToString(run), Version: version.Get().Version, Started: started,
+		Name: instanceName(a.address), Run: x.run, Version: version.Get().Version, Started: started,
 		API: net.JoinHostPort(host, portOf(a.address)),
 	}
 	if i.listener != nil {
@@ -67,11 +74,15 @@ func (x *instances) components() []component {
 	if x.members == nil {
 		return nil
 	}
-	return []component{
+	out := []component{
 		{Name: "instances", Run: x.members.Run},
 		{Name: "agents of this instance", Run: x.countAgents},
 		{Name: "endpoints of the API", Scope: leader, Run: x.publishEndpoints},
 	}
+	if x.registries != nil {
+		out = append(out, component{Name: "registry clients of this instance", Run: x.countRegistryClients})
+	}
+	return out
 }
 
 // list returns where all instances are reached that other machines reach; nil: there is this
@@ -145,6 +156,33 @@ func (x *instances) countAgents(ctx context.Context) error {
 		}
 		n := len(x.instance.views.Status())
 		x.members.Update(func(m *cluster.Member) { m.Agents = n })
+	}
+}
+
+// registryServers are the servers of a registry protocol at the other instances.
+func (x *instances) registryServers(p registry.Protocol) []registry.Server {
+	var out []registry.Server
+	for _, m := range x.members.List() {
+		r, serves := m.Registries[string(p)]
+		if host, _, err := net.SplitHostPort(m.API); serves && err == nil && m.Run != x.run && !m.Leaving {
+			out = append(out, registry.Server{Host: host, Port: strconv.Itoa(r.Port), Clients: r.Clients})
+		}
+	}
+	return out
+}
+
+// countRegistryClients tells the other instances how many clients registries have here.
+func (x *instances) countRegistryClients(ctx context.Context) error {
+	ticker := time.NewTicker(countPeriod)
+	defer ticker.Stop()
+	for {
+		counts := x.registries.connections()
+		x.members.Update(func(m *cluster.Member) { m.Registries = counts })
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
 	}
 }
 

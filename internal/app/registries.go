@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/controller/registered"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -50,6 +51,8 @@ type registryPort struct {
 	// serve blocks until ctx ends.
 	serve    func(context.Context, net.Listener) error
 	listener net.Listener
+	// connections is how many clients are connected that can be asked to move to another instance; nil: none.
+	connections func() int
 }
 
 // registries serve the clients of registry protocols. Nil: there are none.
@@ -93,6 +96,9 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		Configs: registry.NewConfigs(a.client, i.catalog, log),
 		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens), Local: new(machine.Interfaces).Has},
 		Meters:  registry.NewMeters(s.metrics), Client: a.client, Namespaces: cfg.Registries.Namespaces, Logger: log,
+	}
+	if x.members != nil {
+		core.Others = x.registryServers
 	}
 	return openRegistries(cfg, core, s, a, log)
 }
@@ -143,7 +149,7 @@ func registryPorts(cfg *RegistriesConfig, core *registry.Core) []*registryPort {
 		s := nacos.New(core)
 		out = append(out,
 			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort, alpn: []string{"http/1.1"}, share: proxyShare, serve: s.ServeHTTPOn},
-			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, share: pushing, serve: s.Serve})
+			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, share: pushing, serve: s.Serve, connections: s.Connections})
 	}
 	if cfg.EurekaPort != 0 {
 		out = append(out, &registryPort{
@@ -231,6 +237,17 @@ func (r *registries) close() {
 			_ = p.listener.Close()
 		}
 	}
+}
+
+// connections of clients that can be asked to move to another instance.
+func (r *registries) connections() map[string]cluster.Registry {
+	out := map[string]cluster.Registry{}
+	for _, p := range r.ports {
+		if p.connections != nil {
+			out[string(p.protocol)] = cluster.Registry{Port: p.port, Clients: p.connections()}
+		}
+	}
+	return out
 }
 
 // status of the registries that are served.

@@ -154,7 +154,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	cp.instance.acks.runs = cp.others.runs
 	cp.leader.secrets = cp.identities.external.source
 	cp.leader.count = cp.calls.openAt
-	cp.leader.registries = cp.registries
+	cp.leader.registries, cp.others.registries = cp.registries, cp.registries
 	if cfg.role() == RoleZone {
 		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.instance, cp.leader.client, cp.log); err != nil {
 			return nil, err

@@ -46,10 +46,19 @@ type Member struct {
 	Started time.Time `json:"started"`
 	// Agents that follow their view there.
 	Agents int `json:"agents"`
+	// Registries are the registry protocols that it serves to clients with a list of servers.
+	Registries map[string]Registry `json:"registries,omitempty"`
 	// Suspects are machines of which the instance has found that they do not answer.
 	Suspects []string `json:"suspects,omitempty"`
 	// Leaving: it is about to end.
 	Leaving bool `json:"leaving,omitempty"`
+}
+
+// Registry is the server of a registry protocol.
+type Registry struct {
+	Port int `json:"port"`
+	// Clients that are connected.
+	Clients int `json:"clients"`
 }
 
 // MembersConfig configures Members.

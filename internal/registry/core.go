@@ -26,9 +26,19 @@ type Core struct {
 	Client resource.Client
 	// NodeOf, if it is not nil, is the node that the workload with an address runs on, as a Pod; empty: there is none.
 	NodeOf func(netip.Addr) string
+	// Others, if it is not nil, are the servers of a protocol at the other instances of the control plane.
+	Others func(Protocol) []Server
 	// Namespaces maps the registry's own names of namespaces.
 	Namespaces Namespaces
 	Logger     *slog.Logger
+}
+
+// Server of a protocol at an instance of the control plane.
+type Server struct {
+	// Host and Port as other machines reach it; a client's list may name it otherwise.
+	Host, Port string
+	// Clients that are connected to it.
+	Clients int
 }
 
 // Namespaces maps the names of a registry's namespaces to those of Kubernetes. Names that it does not

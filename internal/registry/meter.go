@@ -15,6 +15,7 @@ type Meters struct {
 	pushes   *prometheus.CounterVec
 	lag      *prometheus.HistogramVec
 	metadata *prometheus.CounterVec
+	moved    *prometheus.CounterVec
 
 	mu    sync.Mutex
 	state map[Protocol]*Status
@@ -63,9 +64,12 @@ func NewMeters(r prometheus.Registerer) *Meters {
 		metadata: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "proxima_registry_metadata_fetches_total", Help: "Providers of Dubbo that were asked for the metadata of their revision, by outcome: ok or failed.",
 		}, []string{"outcome"}),
+		moved: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "proxima_registry_moved_clients_total", Help: "Registry clients that were asked to connect to an instance of the control plane with fewer of them.",
+		}, []string{"protocol"}),
 	}
 	if r != nil {
-		r.MustRegister(m.clients, m.requests, m.pushes, m.lag, m.metadata)
+		r.MustRegister(m.clients, m.requests, m.pushes, m.lag, m.metadata, m.moved)
 	}
 	return m
 }
@@ -124,6 +128,9 @@ func outcomeOf(err error) string {
 
 // Metadata counts a provider of Dubbo that was asked for its metadata.
 func (m *Meters) Metadata(err error) { m.metadata.WithLabelValues(outcomeOf(err)).Inc() }
+
+// Moved counts a client that was asked to connect to another instance of the control plane.
+func (m *Meters) Moved(p Protocol) { m.moved.WithLabelValues(string(p)).Inc() }
 
 // Push counts a change that a client was told of, after a time.
 func (m *Meters) Push(p Protocol, after time.Duration) {

@@ -16,6 +16,7 @@ import (
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
 	"github.com/nacos-group/nacos-sdk-go/v2/vo"
 
+	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
 	"github.com/proxima-mesh/proxima/internal/registry/registrytest"
 )
@@ -23,14 +24,18 @@ import (
 // serveNacos on two ports, gRPC 1000 above HTTP, as clients expect; the result is that of HTTP.
 func serveNacos(t *testing.T, p *registrytest.Plane) uint64 {
 	t.Helper()
-	s := nacos.New(p.Core)
+	return serveNacosAt(t, p, nacos.New(p.Core), "127.0.0.1")
+}
+
+func serveNacosAt(t *testing.T, p *registrytest.Plane, s *nacos.Server, host string) uint64 {
+	t.Helper()
 	for range 100 {
-		h, err := net.Listen("tcp", "127.0.0.1:0")
+		h, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		port := h.Addr().(*net.TCPAddr).Port
-		g, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port+1000)))
+		g, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port+1000)))
 		if err != nil {
 			_ = h.Close()
 			continue
@@ -129,6 +134,67 @@ func TestNacosNaming(t *testing.T) {
 	provider.CloseClient()
 	p.Eventually("the provider is gone", func() bool { return len(p.Dataplanes()) == 0 })
 	consumer.CloseClient()
+}
+
+// TestNacosBalance: clients that are all connected to one of two instances of a control plane are asked to move to the
+// other one, which the SDK does; what they registered stays.
+func TestNacosBalance(t *testing.T) {
+	t.Parallel() // it waits for 15 s
+	p := registrytest.New(t)
+	hosts := []string{"127.0.0.1", "127.0.0.2"}
+	var servers []*nacos.Server
+	var list []constant.ServerConfig
+	for i, host := range hosts {
+		core := *p.Core
+		core.Others = func(registry.Protocol) []registry.Server {
+			other := 1 - i
+			return []registry.Server{{Host: hosts[other], Port: strconv.FormatUint(list[other].Port, 10), Clients: servers[other].Connections()}}
+		}
+		servers = append(servers, nacos.New(&core))
+		list = append(list, *constant.NewServerConfig(host, 0))
+	}
+	for i, s := range servers {
+		list[i].Port = serveNacosAt(t, p, s, hosts[i])
+	}
+	provider := func(port uint64, servers ...constant.ServerConfig) naming_client.INamingClient {
+		params := param(t, 0, "", "")
+		params.ServerConfigs = servers
+		c, err := clients.NewNamingClient(params)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.CloseClient)
+		if ok, err := c.RegisterInstance(vo.RegisterInstanceParam{
+			Ip: "10.1.0.7", Port: port, Weight: 1, Enable: true, Healthy: true, Ephemeral: true, ServiceName: "orders",
+		}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		return c
+	}
+	for n := range 8 {
+		provider(uint64(8000+n), list...)
+	}
+	for n := range 8 {
+		provider(uint64(9000+n), list[0]) // they know one alone
+	}
+	before := map[string]bool{}
+	for _, d := range p.Dataplanes() {
+		before[string(d.UID)] = true
+	}
+	// The first server has at least 8 clients, and half of its surplus moves each time.
+	for end := time.Now().Add(time.Minute); servers[1].Connections() < 7; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d and %d clients", servers[0].Connections(), servers[1].Connections())
+		}
+		if n := len(p.Dataplanes()); n != 16 {
+			t.Fatalf("%d instances are registered", n)
+		}
+	}
+	for _, d := range p.Dataplanes() {
+		if !before[string(d.UID)] {
+			t.Errorf("%s was registered anew", d.Name)
+		}
+	}
 }
 
 // Its persistent instances are registered by HTTP.

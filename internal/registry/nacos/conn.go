@@ -42,9 +42,12 @@ type conn struct {
 	from   netip.Addr
 	zone   locality.Zone
 
-	mu      sync.Mutex
-	setUp   bool // it has a stream
-	golang  bool // it is the SDK of Go
+	mu     sync.Mutex
+	setUp  bool // it has a stream
+	golang bool // it is the SDK of Go
+	began  time.Time
+	// leaves is what it is told to move to another instance of the control plane; nil: it is to stay.
+	leaves  *connectReset
 	closed  bool
 	user    registry.User
 	token   string
@@ -102,7 +105,7 @@ func (s *Server) HandleRPC(context.Context, stats.RPCStats) {}
 // TagConn implements stats.Handler. Requests name no connection, so the TCP connection is it.
 func (s *Server) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
 	c := &conn{
-		server: s, id: s.connectionID(info.RemoteAddr), published: map[registry.Service][]resource.Key{},
+		server: s, id: s.connectionID(info.RemoteAddr), began: time.Now(), published: map[registry.Service][]resource.Key{},
 		subs: map[subKey]*subscription{}, listened: map[registry.ConfigKey]*listened{},
 		waitingSubs: map[*subscription]struct{}{}, waitingConfigs: map[*listened]struct{}{}, wake: make(chan struct{}, 1),
 	}
@@ -120,6 +123,7 @@ func (s *Server) HandleConn(ctx context.Context, event stats.ConnStats) {
 		s.core.Meters.Client(registry.Nacos, 1)
 		s.mu.Lock()
 		s.conns[c] = struct{}{}
+		s.came(c.from)
 		s.mu.Unlock()
 	case *stats.ConnEnd:
 		s.core.Meters.Client(registry.Nacos, -1)
@@ -258,9 +262,12 @@ func (c *conn) repeat(l *listened) {
 }
 
 // take what the client is to be told.
-func (c *conn) take() (subs []*subscription, configs []*listened) {
+func (c *conn) take() (subs []*subscription, configs []*listened, move *connectReset) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.leaves != nil && !c.leaves.told {
+		c.leaves.told, move = true, c.leaves
+	}
 	for s := range c.waitingSubs {
 		if c.subs[s.key] == s {
 			subs = append(subs, s)
@@ -273,7 +280,7 @@ func (c *conn) take() (subs []*subscription, configs []*listened) {
 	}
 	clear(c.waitingSubs)
 	clear(c.waitingConfigs)
-	return subs, configs
+	return subs, configs, move
 }
 
 // subscribe to a service, and return what there is.

@@ -195,6 +195,16 @@ type configListenResponse struct {
 	Changed []configNamed `json:"changedConfigs"`
 }
 
+// connectReset asks a client to connect to another server: that of the address, if its list has that, else the
+// next one of its list.
+type connectReset struct {
+	header
+	ServerIP   string `json:"serverIp"`
+	ServerPort string `json:"serverPort"`
+	Module     string `json:"module"`
+	told       bool
+}
+
 type configChangeNotify struct {
 	header
 	configNamed

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,11 +40,13 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[*conn]struct{}
+	// asked to move, by address.
+	asked map[netip.Addr]*asked
 }
 
 // New makes a server; Serve and ServeHTTPOn start it.
 func New(core *registry.Core) *Server {
-	s := &Server{core: core, log: core.Logger.With("protocol", string(registry.Nacos)), grace: reconnectGrace, conns: map[*conn]struct{}{}}
+	s := &Server{core: core, log: core.Logger.With("protocol", string(registry.Nacos)), grace: reconnectGrace, conns: map[*conn]struct{}{}, asked: map[netip.Addr]*asked{}}
 	s.beat = newBeats(s)
 	s.byPath = s.routes()
 	return s
@@ -77,6 +80,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}, s)
 	end := context.AfterFunc(ctx, g.Stop)
 	defer end()
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { s.runBalance(ctx) })
+	defer func() { stop(); running.Wait() }()
 	if err := g.Serve(l); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -293,7 +300,7 @@ func (s *Server) receive(ss grpc.ServerStream, c *conn) error {
 
 // send what the client is to be told.
 func (s *Server) send(ss grpc.ServerStream, c *conn) error {
-	subs, configs := c.take()
+	subs, configs, move := c.take()
 	for _, sub := range subs {
 		b, err := c.push(sub)
 		if err != nil {
@@ -316,7 +323,15 @@ func (s *Server) send(ss grpc.ServerStream, c *conn) error {
 		}
 		c.told(l)
 	}
-	return nil
+	if move == nil {
+		return nil
+	}
+	move.RequestID = s.nextID()
+	b, err := encode("ConnectResetRequest", move)
+	if err != nil {
+		return err
+	}
+	return ss.SendMsg(&b)
 }
 
 // annotationProtect on a Service is the share of healthy instances below which clients are told that all
