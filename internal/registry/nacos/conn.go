@@ -74,6 +74,7 @@ type subscription struct {
 	namespace string // as the client calls it
 	follower  *registry.Follower
 	position  registry.Position // that the client has
+	sum       uint64            // of the list that it has
 	made      time.Time
 	held      bool // until it has settled
 }
@@ -311,9 +312,15 @@ func (c *conn) subscribe(key subKey, namespace string) (*registry.Listing, error
 	zone := c.zone
 	c.mu.Unlock()
 	l := c.server.core.Index.Listing(key.service, zone)
+	_, sum, err := c.server.info(l, key.clusters, false)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.position = max(s.position, l.Position)
+	if l.Position >= s.position {
+		s.position, s.sum = l.Position, sum
+	}
 	return l, nil
 }
 

@@ -224,6 +224,33 @@ func TestNaming(t *testing.T) {
 	p.Eventually("the instance of a client that is gone is removed", func() bool { return len(p.Dataplanes()) == 0 })
 }
 
+// TestNoNews: a change of a service that makes no difference to its list, as metadata of Dubbo do that its instances name
+// already, is not told.
+func TestNoNews(t *testing.T) {
+	p := registrytest.New(t)
+	c := connect(t, p.Serve(New(p.Core).Serve))
+	c.setUp()
+	c.ask("BatchInstanceRequest", register("orders", 20001))
+	p.Eventually("it is listed", func() bool {
+		ports, _ := hosts(c.ask("ServiceQueryRequest", map[string]any{"serviceName": "orders"}))
+		return ports == "20001"
+	})
+	_, before := hosts(c.ask("SubscribeServiceRequest", subscribe("orders")))
+	named := map[string]any{"dataId": "orders", "group": "1", "tenant": "", "content": "{}"}
+	if answer := c.ask("ConfigPublishRequest", named); answer["errorCode"] != 0.0 {
+		t.Fatalf("publish: %v", answer)
+	}
+	p.Eventually("the position has moved", func() bool {
+		_, at := hosts(c.ask("ServiceQueryRequest", map[string]any{"serviceName": "orders"}))
+		return at > before
+	})
+	time.Sleep(settle) // what is pushed is held back for so long
+	c.ask("BatchInstanceRequest", register("orders", 20001, 20002))
+	if ports, _ := hosts(c.pushed("NotifySubscriberRequest")); ports != "20001,20002" {
+		t.Errorf("pushed %q, want the change of instances alone", ports)
+	}
+}
+
 // A client that comes back after a restart of the control plane finds what was there, at a position that
 // is not older; nothing is pushed empty.
 func TestRestart(t *testing.T) {

@@ -1,10 +1,12 @@
 package nacos
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -205,9 +207,15 @@ func (c *conn) push(s *subscription) ([]byte, error) {
 	zone := c.zone
 	c.mu.Unlock()
 	l := c.server.core.Index.Listing(s.key.service, zone)
+	_, sum, err := c.server.info(l, s.key.clusters, false)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
-	known := l.Position <= s.position
-	s.position = max(s.position, l.Position)
+	known := l.Position <= s.position || sum == s.sum
+	if l.Position > s.position {
+		s.position, s.sum = l.Position, sum
+	}
 	c.mu.Unlock()
 	if known {
 		return nil, nil
@@ -248,12 +256,45 @@ type (
 
 // withInfo is a message with the instances of a service.
 func (s *Server) withInfo(message any, l *registry.Listing, clusters string, healthyOnly bool) (any, error) {
-	protect := s.protectOf(l.Service)
-	info, err := l.Memo(infoKey{clusters, healthyOnly, protect}, func() (any, error) {
-		return json.Marshal(infoOf(l, clusters, healthyOnly, protect))
-	})
+	info, _, err := s.info(l, clusters, healthyOnly)
 	if err != nil {
 		return nil, err
 	}
-	return withInfo{message, info.([]byte)}, nil
+	return withInfo{message, info}, nil
+}
+
+// info is the instances of a service, encoded, and a sum of all of it but the position: a change that makes no
+// difference to the client, as of metadata of Dubbo that its instances have already, leaves it as it was.
+func (s *Server) info(l *registry.Listing, clusters string, healthyOnly bool) (encoded []byte, sum uint64, err error) {
+	protect := s.protectOf(l.Service)
+	made, err := l.Memo(infoKey{clusters, healthyOnly, protect}, func() (any, error) {
+		b, err := json.Marshal(infoOf(l, clusters, healthyOnly, protect))
+		if err != nil {
+			return nil, err
+		}
+		return summed{b, sumOf(b)}, nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	out := made.(summed)
+	return out.encoded, out.sum, nil
+}
+
+type summed struct {
+	encoded []byte
+	sum     uint64
+}
+
+var sumSeed = maphash.MakeSeed()
+
+// sumOf a serviceInfo without its lastRefTime, which is behind all texts of clients.
+func sumOf(info []byte) uint64 {
+	const field = `"lastRefTime":`
+	var h maphash.Hash
+	h.SetSeed(sumSeed)
+	at := bytes.LastIndex(info, []byte(field))
+	_, _ = h.Write(info[:at]) // a Hash takes everything
+	_, _ = h.Write(bytes.TrimLeft(info[at+len(field):], "0123456789"))
+	return h.Sum64()
 }
