@@ -2,6 +2,9 @@ package iptables
 
 import (
 	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -179,6 +182,56 @@ func TestForeignRulesStay(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, k.everything()); diff != "" {
 		t.Errorf("foreign rules changed: %s", diff)
+	}
+}
+
+// TestBlockedHookMoves: a rule of another program that decides before our jump leaves no
+// Service, so ours comes first again; jumps of others may stand before it.
+func TestBlockedHookMoves(t *testing.T) {
+	const ours, jump = "-j " + chainServices, "-j DOCKER"
+	for _, unprinted := range []bool{false, true} {
+		for name, c := range map[string]struct{ theirs, want []string }{
+			"all are accepted":      {[]string{"-j ACCEPT", ours}, []string{ours, "-j ACCEPT"}},
+			"some are accepted":     {[]string{"-s 10.0.0.0/8 -p tcp -j ACCEPT", jump, ours}, []string{ours, "-s 10.0.0.0/8 -p tcp -j ACCEPT", jump}},
+			"return":                {[]string{jump, "-j RETURN", ours}, []string{ours, jump, "-j RETURN"}},
+			"ours on both sides":    {[]string{ours, "-j ACCEPT", ours}, []string{ours, "-j ACCEPT"}},
+			"ours twice behind":     {[]string{"-j ACCEPT", ours, ours}, []string{ours, "-j ACCEPT"}},
+			"another program jumps": {[]string{jump, ours}, []string{jump, ours}},
+			"a single redirection":  {[]string{"-p tcp -m tcp --dport 8080 -j REDIRECT --to-ports 80", ours}, []string{"-p tcp -m tcp --dport 8080 -j REDIRECT --to-ports 80", ours}},
+			"accepted after ours":   {[]string{ours, "-j ACCEPT"}, []string{ours, "-j ACCEPT"}},
+		} {
+			t.Run(fmt.Sprintf("%s, only by reading all: %v", name, unprinted), func(t *testing.T) {
+				k := newFake()
+				k.unprinted = unprinted
+				k.tables[v4][tableNAT].chains["DOCKER"] = []string{"-p tcp -j ACCEPT"}
+				var said strings.Builder
+				opts := testOptions()
+				opts.Logger = slog.New(slog.NewTextHandler(&said, nil))
+				m, _ := onFake(t, k, opts)
+				apply(t, m, change(state(1, "10.244.0.1:80")))
+				m.watch.verified = time.Now()
+				m.check(t.Context(), m.watch.verified) // the prints are known
+				for _, start := range []bool{false, true} {
+					k.tables[v4][tableNAT].chains["PREROUTING"] = slices.Clone(c.theirs)
+					k.changes++
+					said.Reset()
+					if start {
+						again, _ := onFake(t, k, opts)
+						apply(t, again, change(state(1, "10.244.0.1:80")))
+					} else {
+						m.watch.rest = time.Time{}
+						m.check(t.Context(), m.watch.verified)
+					}
+					if diff := cmp.Diff(c.want, k.tables[v4][tableNAT].chains["PREROUTING"]); diff != "" {
+						t.Errorf("at the start %v: %s", start, diff)
+					}
+					blocked := c.theirs[len(c.theirs)-1] == ours && len(c.want) > 1 && c.want[0] == ours && c.want[1] != ours
+					if told := strings.Contains(said.String(), "decided before ours"); told != blocked {
+						t.Errorf("at the start %v: said %v: %s", start, told, said.String())
+					}
+				}
+			})
+		}
 	}
 }
 

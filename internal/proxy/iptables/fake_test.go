@@ -85,7 +85,13 @@ func (k *fakeKernel) fingerprints(f family, table string, names []string) (map[s
 	for c, rules := range k.tables[f][table].chains {
 		ours := strings.HasPrefix(c, prefix)
 		if !ours {
-			rules = slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return !leadsToUs(r) })
+			last := len(rules) // behind it is nothing of ours
+			for last > 0 && !leadsToUs(rules[last-1]) {
+				last--
+			}
+			rules = slices.DeleteFunc(slices.Clone(rules[:last]), func(r string) bool {
+				return !leadsToUs(r) && (table != tableNAT || !decides(r))
+			})
 		}
 		if _, asked := out[c]; asked || names == nil && (ours || len(rules) > 0) {
 			h := fnv.New64a()

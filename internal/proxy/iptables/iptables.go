@@ -253,6 +253,7 @@ func (m *Mode) flushFamilies(ctx context.Context) []error {
 			if changed || err != nil {
 				m.metrics.restored(r.config.family, time.Since(begin), err)
 			}
+			m.report(r)
 			errs[i] = err
 		})
 		if m.variant == NFT {
@@ -261,6 +262,16 @@ func (m *Mode) flushFamilies(ctx context.Context) []error {
 	}
 	wg.Wait()
 	return errs
+}
+
+// report says that the way to our rules was blocked by another program.
+func (m *Mode) report(r *ruleset) {
+	for h, by := range r.unblocked {
+		m.log.Warn("a rule of another program decided before ours in the nat table, so that Services did not answer; ours is first now",
+			"family", r.config.family.String(), "chain", h.chain, "rule", by,
+			"hint", "have that program append its rules, or leave out those that accept in the nat table: each time that it puts one first, Services stop for up to a second")
+	}
+	r.unblocked = nil
 }
 
 // flush brings the kernel to the desired state.

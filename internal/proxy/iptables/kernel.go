@@ -20,7 +20,8 @@ type kernel interface {
 	follows(f family, before, after stamp, done []transaction) bool
 	// fingerprints reports what the rules of a table's chains are, by a number for each
 	// chain that differs if they do: of our chains all rules (also if there are
-	// none), of others' those that lead to ours (if there are any). With names it is
+	// none), of others' those that lead to ours (if there are any), in the nat table
+	// together with those that decide before them. With names it is
 	// called for these chains alone, whether they exist or not. It costs a fraction of
 	// save; a variant that can't do it says errors.ErrUnsupported.
 	fingerprints(f family, table string, names []string) (map[string]fingerprint, error)

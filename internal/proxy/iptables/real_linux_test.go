@@ -400,6 +400,29 @@ func TestApplyNeedsNoResync(t *testing.T) {
 	})
 }
 
+// TestAcceptBeforeOurs: another program accepts everything before our jump. Connections
+// arrive again after the next look, and its rule stays.
+func TestAcceptBeforeOurs(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-accept")
+		m := realMode(t, v, ns, nil)
+		apply(t, m, change(state(1, "10.7.0.1:80")))
+		for chain, ours := range map[string]string{"PREROUTING": chainServices, "OUTPUT": chainServices, "POSTROUTING": chainPost} {
+			for _, command := range []string{"iptables-", "ip6tables-"} {
+				ns.Run(command+string(v), "-w", "-t", "nat", "-I", chain, "-j", "ACCEPT")
+				m.mu.Lock()
+				m.watch.rest = time.Time{}
+				m.check(t.Context(), m.watch.verified)
+				m.mu.Unlock()
+				rules := strings.Split(strings.TrimSpace(ns.Run(command+string(v), "-w", "-t", "nat", "-S", chain)), "\n")[1:]
+				if want := []string{"-A " + chain + " -j " + ours, "-A " + chain + " -j ACCEPT"}; !slices.Equal(rules, want) {
+					t.Errorf("%s: %q, want %q", command+string(v), rules, want)
+				}
+			}
+		}
+	})
+}
+
 // TestFingerprints: every change shows, and what rules counted does not.
 func TestFingerprints(t *testing.T) {
 	ns := netns.New(t, "pipt-finger")
@@ -439,6 +462,9 @@ func TestFingerprints(t *testing.T) {
 		shows bool
 	}{
 		{"-A PREROUTING -p udp -j ACCEPT", false}, // others' rules in others' chains
+		{"-I PREROUTING -p udp -j ACCEPT", true}, // it decides before ours
+		{"-D PREROUTING 1", true},
+		{"-I PREROUTING -p tcp --dport 8080 -j REDIRECT", false},
 		{"-N THEIRS", false},
 		{"-A PREROUTING -p sctp -j PROXIMA-SERVICES", true},
 		{"-D PREROUTING -p sctp -j PROXIMA-SERVICES", true},

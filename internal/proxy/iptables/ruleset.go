@@ -50,6 +50,9 @@ type ruleset struct {
 	// tables were seen since then.
 	done     []transaction
 	verified bool
+	// unblocked are hooks that were moved to the first place, since the last
+	// [Mode.report], with the rules of other programs that they stood behind.
+	unblocked map[hook]string
 }
 
 // claims are the wishes for each place in a trie.
@@ -266,6 +269,9 @@ func (r *ruleset) flush(ctx context.Context) (changed bool, err error) {
 		if err := r.kernel.restore(ctx, r.config.family, input); err != nil {
 			r.needsResync = true
 			return changed, fmt.Errorf("programming table %s of %s: %w", t.name, r.config.family, err)
+		}
+		if len(t.blocked) > 0 {
+			r.unblocked = t.blocked
 		}
 		t.committed()
 	}

@@ -330,19 +330,26 @@ func (s *system) fingerprints(f family, table string, names []string) (map[strin
 	return out, nil
 }
 
-// fingerprint of a chain and of how many rules it is made.
+// fingerprint of a chain and of how many rules it is made. Of another program's chain of
+// the nat table these are also the rules that decide before ours are reached.
 func (s *system) fingerprint(t nfnl.Table, chain string) (fingerprint, int, error) {
 	var h maphash.Hash
 	h.SetSeed(printSeed)
 	ours, rules := strings.HasPrefix(chain, prefix), 0
+	sum := h.Sum64()
 	err := s.nft.EachRule(t, chain, func(r nfnl.RawRule) {
-		if ours || r.LeadsTo(prefix) {
-			r.Hash(&h)
-			_ = h.WriteByte(2) // here a rule ends
+		leads := ours || r.LeadsTo(prefix)
+		if !leads && (t.Name != tableNAT || !r.Decides()) {
+			return
+		}
+		r.Hash(&h)
+		_ = h.WriteByte(2) // here a rule ends
+		if leads {
+			sum = h.Sum64()
 			rules++
 		}
 	})
-	return fingerprint(h.Sum64()), rules, err
+	return fingerprint(sum), rules, err
 }
 
 // request is a netlink request on our socket.

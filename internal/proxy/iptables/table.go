@@ -28,6 +28,9 @@ type table struct {
 	dirty   map[string]struct{}
 	// foreign are rules of other chains that lead to ours, as they were last seen.
 	foreign []hook
+	// blocked are those of them that packets do not reach, by the rule of another program
+	// before them that decides first.
+	blocked map[hook]string
 }
 
 func newTable(f family, name string, fr frame) *table {
@@ -67,7 +70,10 @@ func (t *table) mark(chain string) {
 
 // adopt takes over what the kernel was seen to hold.
 func (t *table) adopt(s *snapshot) {
-	t.actual, t.foreign = s.chains, s.hooks
+	t.actual, t.foreign, t.blocked = s.chains, s.hooks, nil
+	if t.name == tableNAT {
+		t.blocked = s.blocked
+	}
 	clear(t.dirty)
 	for chain := range t.desired {
 		t.mark(chain)
@@ -110,12 +116,26 @@ func (t *table) input() []byte {
 }
 
 // hookChanges puts the hooks at the head of their chains, once each, and removes
-// others that lead to chains of ours.
+// others that lead to chains of ours. One that stands behind jumps of other programs
+// stays there: these may want the first place as well. It moves if it is blocked.
 func (t *table) hookChanges() []string {
-	if slices.EqualFunc(sortHooks(t.foreign), sortHooks(t.hooks), func(a, b hook) bool { return a == b }) {
+	if len(t.blocked) == 0 && slices.EqualFunc(sortHooks(t.foreign), sortHooks(t.hooks), func(a, b hook) bool { return a == b }) {
 		return nil
 	}
 	var out []string
+	moved := map[hook]bool{}
+	for _, h := range t.foreign {
+		if t.blocked[h] != "" && slices.Contains(t.hooks, h) && !moved[h] {
+			// All of them, and then one: -D takes the first that matches.
+			for _, same := range t.foreign {
+				if same == h {
+					out = append(out, "-D "+h.chain+" "+h.rule+"\n")
+				}
+			}
+			out = append(out, "-I "+h.chain+" 1 "+h.rule+"\n")
+			moved[h] = true
+		}
+	}
 	// The new one first: -D takes the first that matches, and all are equal.
 	for _, h := range slices.Backward(t.hooks) {
 		if !slices.Contains(t.foreign, h) {
@@ -124,7 +144,7 @@ func (t *table) hookChanges() []string {
 	}
 	seen := map[hook]bool{}
 	for _, h := range t.foreign {
-		if seen[h] || !slices.Contains(t.hooks, h) {
+		if !moved[h] && (seen[h] || !slices.Contains(t.hooks, h)) {
 			out = append(out, "-D "+h.chain+" "+h.rule+"\n")
 		}
 		seen[h] = true
@@ -205,20 +225,24 @@ func (t *table) committed() {
 		}
 	}
 	clear(t.dirty)
-	t.foreign = t.hooks
+	t.foreign, t.blocked = t.hooks, nil
 }
 
 // snapshot is what of a table is ours.
 type snapshot struct {
 	chains map[string]string
 	hooks  []hook
+	// blocked are the hooks that stand behind a rule of another program that decides about
+	// packets, by that rule, as iptables-save prints it.
+	blocked map[hook]string
 }
 
 // parse reads one table as iptables-save prints it, with counters or without. What is not ours is skipped;
 // it never fails, as a rule that it does not know is a rule that differs.
 func parse(saved []byte) *snapshot {
-	s := &snapshot{chains: map[string]string{}}
+	s := &snapshot{chains: map[string]string{}, blocked: map[hook]string{}}
 	texts := map[string]*strings.Builder{}
+	decided := map[string]string{} // the first rule that decides, by chain
 	for line := range strings.Lines(string(saved)) {
 		if strings.HasPrefix(line, "[") {
 			_, line, _ = strings.Cut(line, " ")
@@ -234,6 +258,11 @@ func parse(saved []byte) *snapshot {
 				b.WriteByte('\n')
 			} else if leadsToUs(rule) {
 				s.hooks = append(s.hooks, hook{chain, rule})
+				if by := decided[chain]; by != "" {
+					s.blocked[hook{chain, rule}] = by
+				}
+			} else if decided[chain] == "" && decides(rule) {
+				decided[chain] = strings.TrimSuffix(line, "\n")
 			}
 		}
 	}
@@ -245,6 +274,15 @@ func parse(saved []byte) *snapshot {
 
 func leadsToUs(rule string) bool {
 	return strings.Contains(rule, "-j "+prefix) || strings.Contains(rule, "-g "+prefix)
+}
+
+// decides reports whether what a rule matches meets no later rule of the chain. Targets that
+// translate are no such rules here: who redirects certain packets means these alone, and a
+// jump to a chain of another program may come back.
+func decides(rule string) bool {
+	_, target, _ := strings.Cut(" "+rule, " -j ")
+	target, _, _ = strings.Cut(target, " ")
+	return target == "ACCEPT" || target == "RETURN" || target == "DROP"
 }
 
 // removal is the input that removes all of a snapshot; nil: there is nothing.

@@ -188,6 +188,7 @@ func (m *Mode) repair(ctx context.Context, r *ruleset) (changed bool, err error)
 	if changed {
 		m.metrics.restored(r.config.family, time.Since(begin), err)
 	}
+	m.report(r)
 	if err != nil || !changed {
 		return changed, err
 	}
