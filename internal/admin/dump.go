@@ -22,6 +22,11 @@ type NodeDump struct {
 	// should not be.
 	Missing []string `json:"missing,omitempty"`
 	Foreign []string `json:"foreign,omitempty"`
+	// Blocking are chains of other programs, as modes.BlockingForward lists them, through
+	// which connections of a kernel mode pass that this machine forwards; BlockingError says
+	// why they are not known.
+	Blocking      []string `json:"blocking,omitempty"`
+	BlockingError string   `json:"blockingError,omitempty"`
 }
 
 // NodeClusters are the service ports of an agent and their endpoints, as JSON at

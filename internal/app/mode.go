@@ -27,6 +27,7 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
 		NodePortAddresses: a.cfg.NodePortAddresses,
+		Owner:             fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
 	})
 }
 

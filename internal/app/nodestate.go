@@ -83,6 +83,13 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 	known := a.agent.agent.Slices()
 	t.Locate(known, vantage)
 	t.FindUnused(state, c.To.Addr(), known, a.agent.agent.Node())
+	if _, inKernel := modes.RequirementOf(t.Mode); inKernel && t.Forwards(vantage) {
+		blocking, err := modes.BlockingForward(context.Background())
+		if err != nil {
+			a.log.Debug("reading which chains block forwarded connections", "error", err)
+		}
+		t.Blocking = blocking
+	}
 	for _, p := range status.Pending {
 		if p.Port == t.Service {
 			t.Pending = cmp.Or(strings.TrimSpace(p.Error+" "+p.Hint), "the newest change is on its way")
@@ -100,5 +107,10 @@ func (a agentState) Dump(ctx context.Context) (*admin.NodeDump, error) {
 		return nil, fmt.Errorf("read the kernel's tables: %w", err)
 	}
 	d.Kernel, d.Compared, d.Missing, d.Foreign = kernel.Objects, kernel.Compared, kernel.Missing, kernel.Foreign
+	if _, inKernel := modes.RequirementOf(d.Mode); inKernel {
+		if d.Blocking, err = modes.BlockingForward(ctx); err != nil {
+			d.BlockingError = err.Error()
+		}
+	}
 	return d, nil
 }

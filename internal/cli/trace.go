@@ -85,6 +85,9 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 	if t.Outcome == "endpoint" {
 		fmt.Fprintf(w, "client\t%s\n", clientText(t))
 	}
+	for _, chain := range t.Blocking {
+		fmt.Fprintf(w, "blocked by\t%s, unless a rule there accepts it: proxima doctor says what to do\n", chain)
+	}
 	if t.Pending != "" {
 		fmt.Fprintf(w, "pending\tthis is not the newest state: %s\n", t.Pending)
 	}
@@ -224,7 +227,7 @@ func printDump(out io.Writer, d *admin.NodeDump) error {
 	for _, part := range []struct {
 		title string
 		lines []string
-	}{{"kernel", d.Kernel}, {"missing in the kernel", d.Missing}, {"foreign in the kernel", d.Foreign}} {
+	}{{"kernel", d.Kernel}, {"missing in the kernel", d.Missing}, {"foreign in the kernel", d.Foreign}, {"chains of others that block forwarded connections", d.Blocking}} {
 		if d.Mode == "userspace" || (len(part.lines) == 0 && d.Mode != "nftables") {
 			continue
 		}

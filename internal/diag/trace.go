@@ -51,6 +51,9 @@ type Trace struct {
 	Steps []TraceStep `json:"steps,omitempty"`
 	// Kernel is the desired state in the kernel for the service port.
 	Kernel []string `json:"kernel,omitempty"`
+	// Blocking are chains of other programs that drop the connection on its way through this
+	// machine unless a rule of theirs accepts it. None for connections that it does not forward.
+	Blocking []string `json:"blocking,omitempty"`
 	// Pending: the newest state of the service port is not in place, and why.
 	Pending string `json:"pending,omitempty"`
 }
@@ -255,6 +258,19 @@ func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 			}
 		}
 	}
+}
+
+// Forwards reports whether the connection may pass through the machine: it is neither made
+// here nor, at all endpoints, served at an address of the machine itself.
+func (t *Trace) Forwards(v Vantage) bool {
+	from, err := netip.ParseAddr(t.From)
+	if err != nil || t.Outcome != "endpoint" || from.IsLoopback() || slices.Contains(v.Addresses, from) {
+		return false
+	}
+	return slices.ContainsFunc(t.Endpoints, func(e TraceEndpoint) bool {
+		to, err := netip.ParseAddrPort(e.Address)
+		return err == nil && !slices.Contains(v.Addresses, to.Addr().Unmap())
+	})
 }
 
 // rank of a slice: those of the Service come first.

@@ -175,3 +175,28 @@ func TestLocate(t *testing.T) {
 		}
 	}
 }
+
+// TestForwards: what this machine makes or serves itself does not pass chains of forwarding.
+func TestForwards(t *testing.T) {
+	here := Vantage{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	for _, c := range []struct {
+		from, outcome string
+		endpoints     []string
+		want          bool
+	}{
+		{"198.51.100.1", "endpoint", []string{"10.0.0.1:80"}, true},
+		{"198.51.100.1", "endpoint", []string{"192.0.2.1:80", "10.0.0.1:80"}, true},
+		{"198.51.100.1", "endpoint", []string{"192.0.2.1:80"}, false},
+		{"192.0.2.1", "endpoint", []string{"10.0.0.1:80"}, false},
+		{"127.0.0.1", "endpoint", []string{"10.0.0.1:80"}, false},
+		{"198.51.100.1", "reject", nil, false},
+	} {
+		tr := Trace{From: c.from, Outcome: c.outcome}
+		for _, e := range c.endpoints {
+			tr.Endpoints = append(tr.Endpoints, TraceEndpoint{Address: e})
+		}
+		if got := tr.Forwards(here); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

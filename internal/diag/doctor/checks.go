@@ -78,7 +78,7 @@ func Checks() []Check {
 		{checkPort, "The default ports of roles that do not run here are free.", "Stop the other program, or choose another port."},
 		{checkResolver, "Programs resolve the names of Services through the machine's resolver.", "`proxima doctor --fix`, or `--undo` if no agent answers."},
 		{checkServiceRange, "Addresses of service ranges lead to this machine and overlap none of its networks.", "Another range, CAP_NET_ADMIN, or a route."},
-		{checkForwarding, "The kernel forwards packets, for clients on other machines.", ""},
+		{checkForwarding, "The kernel forwards packets, for clients on other machines, and no chain of another program drops what it has no rule for.", "Accept translated connections in the chain that is named."},
 		{checkConnections, "The kernel's table of connections has room for more.", "Raise net.netfilter.nf_conntrack_max."},
 		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
 		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},

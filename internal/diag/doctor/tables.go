@@ -22,16 +22,17 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 	if _, inKernel := modes.RequirementOf(agent.Agent.Mode); !inKernel {
 		return nil
 	}
-	findings := []Finding{forwarding(x.Root), connections(x.Root)}
-	if tables, ok := x.kernelTables(ctx); ok {
+	dump, err := x.Agent.Dump(ctx)
+	findings := []Finding{forwarding(x.Root, &dump), connections(x.Root)}
+	if tables, ok := kernelTables(&dump, err); ok {
 		findings = append(findings, tables)
 	}
 	return findings
 }
 
 // forwarding is needed for clients on other machines only, so that it is off is
-// no problem by itself.
-func forwarding(root string) Finding {
+// no problem by itself. Where it is on, chains of other programs may block it.
+func forwarding(root string, dump *admin.NodeDump) Finding {
 	f := Finding{ID: checkForwarding, Check: "forwarding", Note: "on"}
 	data, err := os.ReadFile(filepath.Join("/", root, "proc/sys/net/ipv4/ip_forward"))
 	switch {
@@ -39,8 +40,37 @@ func forwarding(root string) Finding {
 		f.Note = "can't be read: " + err.Error()
 	case strings.TrimSpace(string(data)) == "0":
 		f.Note = "off: clients on other machines, and on workload networks of this one, are not proxied; net.ipv4.ip_forward=1 turns it on"
+	case len(dump.Blocking) > 0:
+		f.fail(problem.ForwardBlocked,
+			"of the connections that this machine forwards to Services' endpoints, these chains of other programs drop those that no rule there accepts: "+strings.Join(dump.Blocking, ", "),
+			acceptTranslated(dump.Blocking))
+	case dump.BlockingError != "":
+		f.Note = "on; which chains of other programs block it can't be read: " + dump.BlockingError
 	}
 	return f
+}
+
+// acceptTranslated is the rule that lets connections to Services pass such chains.
+func acceptTranslated(chains []string) string {
+	var commands []string
+	for _, c := range chains {
+		words := strings.Fields(c) // FAMILY TABLE CHAIN [of iptables-legacy] (…)
+		// Behind a policy the rule is the last, so that rules that refuse some of it come first.
+		add, appended := "insert", "-I"
+		if strings.HasSuffix(c, "(policy)") {
+			add, appended = "add", "-A"
+		}
+		command := "nft " + add + " rule " + strings.Join(words[:min(3, len(words))], " ") + " ct status dnat accept"
+		if len(words) > 2 && words[1] == "filter" && words[2] == "FORWARD" {
+			command = map[string]string{"ip": "iptables", "ip6": "ip6tables"}[words[0]]
+			if strings.Contains(c, "iptables-legacy") {
+				command += "-legacy"
+			}
+			command += " " + appended + " FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
+		}
+		commands = append(commands, "\""+command+"\"")
+	}
+	return "where that is not what you want, accept translated connections there, and keep the rule over a restart: " + strings.Join(commands, ", ")
 }
 
 // nearlyFull is the use of the table of connections, in percent, that is a problem: a full one
@@ -65,9 +95,8 @@ func connections(root string) Finding {
 
 // kernelTables compares the kernel's state with the desired state of the mode. ok is false
 // for a mode that does not compare.
-func (x examiner) kernelTables(ctx context.Context) (f Finding, ok bool) {
+func kernelTables(dump *admin.NodeDump, err error) (f Finding, ok bool) {
 	f.ID, f.Check = checkKernelTables, "kernel tables"
-	dump, err := x.Agent.Dump(ctx)
 	if err != nil {
 		f.failWith(err, problem.AgentNotAnswering, "see the agent's log")
 		return f, true

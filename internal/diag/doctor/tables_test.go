@@ -58,6 +58,18 @@ func TestKernelFindings(t *testing.T) {
 	if diff := cmp.Diff(want, look("nftables")); diff != "" {
 		t.Error(diff)
 	}
+	dump.Blocking = []string{"ip filter FORWARD (policy)", "ip6 filter FORWARD of iptables-legacy (policy)", "inet fw between (last rule)"}
+	blocked := look("nftables")[0]
+	if blocked.Code != problem.ForwardBlocked || !strings.Contains(blocked.Problem, "ip filter FORWARD (policy), ip6 filter FORWARD of") {
+		t.Errorf("blocked: %+v", blocked)
+	}
+	for _, fix := range []string{
+		`"iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"`, `"ip6tables-legacy -A FORWARD -m`, `"nft insert rule inet fw between ct status dnat accept"`,
+	} {
+		if !strings.Contains(blocked.Fix, fix) {
+			t.Errorf("the fix %q lacks %q", blocked.Fix, fix)
+		}
+	}
 	forward("0")
 	tracked("800")
 	dump.Missing, dump.Foreign = []string{"ip map aff"}, []string{"ip map mine", "ip map other"}

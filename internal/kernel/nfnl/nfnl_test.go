@@ -178,6 +178,49 @@ func TestEachRule(t *testing.T) {
 	}
 }
 
+// TestBlockingForward: who drops forwarded packets, as Docker and ufw (policy), and
+// distributions (a last rule) do, and who lets translated connections through all the same.
+func TestBlockingForward(t *testing.T) {
+	ns := netns.New(t, "pnft-forward")
+	c := openIn(t, ns)
+	look := func() (out []string) {
+		chains, err := c.BlockingForward()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ch := range chains {
+			out = append(out, ch.String())
+		}
+		return out
+	}
+	for _, step := range []struct {
+		command string
+		want    []string
+	}{
+		{"nft add table inet fw; add chain inet fw between { type filter hook forward priority 0; policy accept; }; add chain inet fw in { type filter hook input priority 0; policy drop; }", nil},
+		{"nft add rule inet fw between tcp dport 1 drop", nil},
+		{"nft add rule inet fw between counter reject", []string{"inet fw between (last rule)"}},
+		{"nft insert rule inet fw between ct status dnat accept", nil},
+		{"nft flush table inet fw", nil},
+		{"iptables-nft -P FORWARD DROP", []string{"ip filter FORWARD (policy)"}},
+		{"iptables-nft -A FORWARD -p tcp -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", []string{"ip filter FORWARD (policy)"}},
+		{"iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", []string{"ip filter FORWARD (policy)"}},
+		{"iptables-nft -A FORWARD -m conntrack ! --ctstate DNAT -j ACCEPT", []string{"ip filter FORWARD (policy)"}},
+		{"iptables-nft -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", nil},
+		{"ip6tables-nft -A FORWARD -j REJECT", []string{"ip6 filter FORWARD (last rule)"}},
+	} {
+		command, rest, _ := strings.Cut(step.command, " ")
+		args := []string{rest}
+		if command != "nft" {
+			args = strings.Fields(rest)
+		}
+		ns.Run(command, args...)
+		if got := look(); !slices.Equal(got, step.want) {
+			t.Errorf("after %s: %q, want %q", step.command, got, step.want)
+		}
+	}
+}
+
 // TestUserDataIsNfts compares our user data of types with that of nft.
 func TestUserDataIsNfts(t *testing.T) {
 	ns := netns.New(t, "pnft-nfnl")

@@ -78,22 +78,8 @@ const nfDrop, nfAccept = 0, 1
 // Decides reports whether the rule ends the way of packets that it matches through its chain, by
 // the verdict accept, drop or return.
 func (r RawRule) Decides() bool {
-	for name, data := range r.each {
-		if string(name) != "immediate" {
-			continue
-		}
-		for _, step := range [...]uint16{unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE} {
-			data = find(data, step)
-		}
-		if len(data) != 4 {
-			continue
-		}
-		switch int32(u32(data)) {
-		case nfDrop, nfAccept, unix.NFT_RETURN:
-			return true
-		}
-	}
-	return false
+	code, ok := r.verdict()
+	return ok && (code == nfAccept || code == nfDrop || code == unix.NFT_RETURN)
 }
 
 // each yields the names and data of the rule's expressions.

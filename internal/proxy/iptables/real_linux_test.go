@@ -462,7 +462,7 @@ func TestFingerprints(t *testing.T) {
 		shows bool
 	}{
 		{"-A PREROUTING -p udp -j ACCEPT", false}, // others' rules in others' chains
-		{"-I PREROUTING -p udp -j ACCEPT", true}, // it decides before ours
+		{"-I PREROUTING -p udp -j ACCEPT", true},  // it decides before ours
 		{"-D PREROUTING 1", true},
 		{"-I PREROUTING -p tcp --dport 8080 -j REDIRECT", false},
 		{"-N THEIRS", false},

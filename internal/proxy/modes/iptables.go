@@ -12,7 +12,10 @@ import (
 
 const iptablesName = "iptables"
 
-type iptablesMode struct{ *iptables.Mode }
+type iptablesMode struct {
+	*iptables.Mode
+	lock *lock
+}
 
 func newIptables(ctx context.Context, cfg Config) (Mode, error) {
 	opts := iptables.Options{
@@ -27,7 +30,17 @@ func newIptables(ctx context.Context, cfg Config) (Mode, error) {
 	if err != nil {
 		return nil, err
 	}
-	return iptablesMode{m}, nil
+	l, err := exclusive(ctx, m, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return iptablesMode{m, l}, nil
+}
+
+// Close releases the network namespace for another agent, too.
+func (m iptablesMode) Close(ctx context.Context) error {
+	defer m.lock.release()
+	return m.Mode.Close(ctx)
 }
 
 func cleanIptables(ctx context.Context, next string) error {

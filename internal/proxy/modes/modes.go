@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -43,6 +44,10 @@ type Config struct {
 	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
 	// default.
 	MasqueradeMark uint32
+	// Owner describes the agent to another one that finds a kernel mode in the same network namespace.
+	Owner string
+	// lockTimeout in place of the default.
+	lockTimeout time.Duration
 }
 
 // Mode is a running mode.
@@ -150,7 +155,9 @@ func Names() []string {
 }
 
 // New makes the mode of a name. Auto is the first of the table that works here;
-// the log says why. Errors name the flag --mode.
+// the log says why. Errors name the flag --mode. Only one agent has a kernel mode in a
+// network namespace: New waits up to 10 s for another one to end, and then fails with a [HeldError], for
+// Auto as well, since the userspace mode would take the traffic away from the other's rules.
 func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 	if name == Auto {
 		return newBest(ctx, cfg)
@@ -180,6 +187,9 @@ func newBest(ctx context.Context, cfg Config) (Mode, error) {
 		if err == nil {
 			cfg.Logger.Info("mode chosen", append([]any{"mode", e.name, "why", e.why}, failed...)...)
 			return m, nil
+		}
+		if held := new(HeldError); errors.As(err, &held) {
+			return nil, err
 		}
 		failed = append(failed, e.name, err)
 		errs = append(errs, fmt.Errorf("%s: %w", e.name, err))

@@ -12,9 +12,12 @@ import (
 
 const nftablesName = "nftables"
 
-type nftablesMode struct{ *nftables.Mode }
+type nftablesMode struct {
+	*nftables.Mode
+	lock *lock
+}
 
-func newNftables(_ context.Context, cfg Config) (Mode, error) {
+func newNftables(ctx context.Context, cfg Config) (Mode, error) {
 	opts := nftables.Options{
 		Logger: cfg.Logger.With("component", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
 		WorkloadCIDRs: cfg.WorkloadCIDRs, WorkloadInterfaces: cfg.WorkloadInterfaces, MasqueradeAll: cfg.MasqueradeAll,
@@ -27,7 +30,17 @@ func newNftables(_ context.Context, cfg Config) (Mode, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nftablesMode{m}, nil
+	l, err := exclusive(ctx, m, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return nftablesMode{m, l}, nil
+}
+
+// Close releases the network namespace for another agent, too.
+func (m nftablesMode) Close(ctx context.Context) error {
+	defer m.lock.release()
+	return m.Mode.Close(ctx)
 }
 
 // cleanNftables also decides about established connections of any kernel mode:
