@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
+	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -341,7 +342,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 	case p.Held:
 		demand = "demand is what it was before the restart, until all nodes have reported"
 	case p.Measured:
-		demand = fmt.Sprintf("demand is measured, %.3g %s/s", p.Rate, p.unit())
+		demand = fmt.Sprintf("demand is measured, %.3g %s/s, averaged with a half-life of %.0f s", p.Rate, p.unit(), estimate.HalfLife.Seconds())
 	}
 	if planned {
 		fmt.Fprintf(b, "plan of %s %s, %s old: %s; %s\n", ports, p.Family, age(p.Age), whyReplanned(p.Reason), demand)

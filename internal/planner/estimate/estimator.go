@@ -17,9 +17,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
+// HalfLife is the time constant of the estimate: a report weighs half as much when it is this old.
+// Until then the estimate is a mean over all reports, and a step of the demand replaces it sooner.
+const HalfLife = 90 * time.Second
+
 const (
-	// The estimate is a mean over all reports until this half-life takes over.
-	slowHalfLife = 90 * time.Second
 	// The other mean notices changes. Reports come every 10 s.
 	fastHalfLife = 15 * time.Second
 
@@ -147,7 +149,7 @@ func (e *Estimator) Observe(r Report) (changed bool, err error) {
 		return false, err
 	}
 	seconds := r.Elapsed.Seconds()
-	slowKept := math.Exp2(-seconds / slowHalfLife.Seconds())
+	slowKept := math.Exp2(-seconds / HalfLife.Seconds())
 	fastKept := math.Exp2(-seconds / fastHalfLife.Seconds())
 	residuals := e.residuals(r)
 	for i := range e.zones {
