@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"net/netip"
+	"path/filepath"
 
 	"k8s.io/utils/clock"
 
@@ -94,6 +95,7 @@ func (a *agent) demandComponents() []component {
 		Accountant: a.accountant(),
 		Conn:       a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
 		Counter: counter, Source: a.agent.Source, Start: a.agent.Ready(), Logger: a.log.With("component", "demand"), Registerer: a.registry,
+		File: filepath.Join(a.dir(), "demand.left"),
 	})
 	return append(out, component{Name: "demand", Run: a.demand.Run})
 }

@@ -38,6 +38,9 @@ type ClientConfig struct {
 	Accountant proxy.Accountant
 	// Source as in demand.NewMeter.
 	Source func(proxy.PortName) proxy.PortName
+	// File keeps what was counted and not delivered when Run ends, for the next process of
+	// the agent; empty: it is lost. Its folder must exist.
+	File   string
 	Logger *slog.Logger // nil: silence
 	// Registerer of metrics; nil: none. Registering twice panics.
 	Registerer prometheus.Registerer
@@ -47,7 +50,8 @@ type ClientConfig struct {
 type Client struct {
 	config  ClientConfig
 	service demandv1.DemandClient
-	meter   *demand.Meter // of the goroutine of Run alone
+	meter   *demand.Meter // of the goroutine of Run alone, as left
+	left    left
 
 	mu     sync.Mutex
 	status Status
@@ -69,7 +73,9 @@ func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	client := &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text(), c.Source)}
+	client := &Client{
+		config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text(), c.Source), left: left{path: c.File},
+	}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(client)
 	}
@@ -93,6 +99,9 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-c.config.Start:
 		}
 	}
+	if err := c.left.read(c.config.Node); err != nil {
+		c.config.Logger.Warn("what an earlier process of this agent counted and did not report can't be read, and is lost", "file", c.config.File, "error", err)
+	}
 	c.read()
 	// Agents that start together do not report together.
 	timer := time.NewTimer(time.Duration(1 + mathrand.Int64N(int64(demand.Interval))))
@@ -100,12 +109,24 @@ func (c *Client) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			c.leave()
 			return nil
 		case <-timer.C:
 		}
 		timer.Reset(demand.Interval)
 		c.read()
 		c.deliver(ctx)
+	}
+}
+
+// leave what is not delivered to the next process.
+func (c *Client) leave() {
+	if c.config.File == "" {
+		return
+	}
+	c.read()
+	if err := c.left.keep(c.meter, func() *demand.Report { return c.meter.Next(c.config.Zone()) }); err != nil {
+		c.config.Logger.Warn("what was counted and not reported can't be written, and is lost", "file", c.config.File, "error", err)
 	}
 }
 
@@ -119,6 +140,9 @@ func (c *Client) read() {
 // deliver sends what is to be sent: after an outage that is the report that was left
 // over, and one of all that was counted since.
 func (c *Client) deliver(ctx context.Context) {
+	if err := c.left.deliver(ctx, c.service); err != nil {
+		c.config.Logger.Debug("what an earlier process of this agent counted is not reported yet", "error", err)
+	}
 	for {
 		r := c.meter.Next(c.config.Zone())
 		if r == nil {
