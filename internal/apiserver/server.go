@@ -79,6 +79,10 @@ type Config struct {
 	// OneAddressPool and OneNodePortPool: the ranges have no static band, whose addresses or
 	// ports are handed out last (KEP-3070 and KEP-3668).
 	OneAddressPool, OneNodePortPool bool
+	// ExternalIPRanges are those that spec.externalIPs of Services may be in, since who may write a
+	// Service could else take the traffic of any address (CVE-2020-8554). Nil: all, as in
+	// Kubernetes. Empty: none.
+	ExternalIPRanges []netip.Prefix
 	// Namespaces are made at the start where they are missing. Optional.
 	Namespaces []string
 	// MeshElsewhere: another control plane owns the Meshes, so that the default one is not

@@ -22,7 +22,8 @@ import (
 // rangeStrategy keeps workloads out of the service ranges: an address there is a
 // Service's, now or later, and connections to it would lead back to the agent that
 // makes them. A Dataplane is refused. Slices and Endpoints, which Kubernetes
-// takes, are answered with a warning; so is a new range that covers endpoints.
+// takes, are answered with a warning; so is a new range that covers endpoints. It also keeps
+// external addresses of Services in the ranges for them.
 type rangeStrategy struct {
 	strategy
 	server *Server
@@ -38,6 +39,7 @@ func (s *Server) InServiceRange(a netip.Addr) bool {
 var rangedKinds = []schema.GroupVersionKind{
 	meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane"), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
 	corev1.SchemeGroupVersion.WithKind("Endpoints"), networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"),
+	corev1.SchemeGroupVersion.WithKind("Service"),
 }
 
 func (s *Server) specializeRanged(schemes *schemes) {
@@ -63,6 +65,9 @@ func (r rangeStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Obje
 }
 
 func (r rangeStrategy) refuse(obj, old runtime.Object) field.ErrorList {
+	if svc, ok := obj.(*corev1.Service); ok {
+		return r.refuseExternal(svc, old)
+	}
 	dp, ok := obj.(*meshv1alpha1.Dataplane)
 	if !ok {
 		return nil
@@ -76,6 +81,31 @@ func (r rangeStrategy) refuse(obj, old runtime.Object) field.ErrorList {
 		if r.virtual(text) && !slices.Contains(kept, text) {
 			errs = append(errs, field.Invalid(field.NewPath("spec", "addresses").Index(i), text,
 				"may not be in a service range, which is for virtual IPs of Services: give an address of the workload"))
+		}
+	}
+	return errs
+}
+
+// refuseExternal refuses external addresses outside of the ranges for them. Those that the
+// Service has already may stay: the ranges may be younger.
+func (r rangeStrategy) refuseExternal(svc *corev1.Service, old runtime.Object) (errs field.ErrorList) {
+	ranges := r.server.cfg.ExternalIPRanges
+	if ranges == nil {
+		return nil
+	}
+	var kept []string
+	if before, ok := old.(*corev1.Service); ok {
+		kept = before.Spec.ExternalIPs
+	}
+	allowed := "no external address is allowed here"
+	if len(ranges) > 0 {
+		allowed = fmt.Sprintf("must be in one of the ranges that are allowed here: %s", ranges)
+	}
+	for i, text := range svc.Spec.ExternalIPs {
+		a, err := netip.ParseAddr(text)
+		inside := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
+		if err == nil && !inside && !slices.Contains(kept, text) { // one that is none is refused for that
+			errs = append(errs, field.Invalid(field.NewPath("spec", "externalIPs").Index(i), text, allowed+" (--external-ip-ranges of the control plane)"))
 		}
 	}
 	return errs

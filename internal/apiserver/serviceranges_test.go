@@ -144,3 +144,54 @@ func TestRangeUsage(t *testing.T) {
 		}
 	}
 }
+
+// TestExternalIPRanges: who may write a Service takes traffic of the ranges for that alone. What
+// is there stays.
+func TestExternalIPRanges(t *testing.T) {
+	const services = "/api/v1/namespaces/default/services"
+	header := http.Header{"Content-Type": {"application/json"}}
+	service := func(name, ips string) string {
+		return fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"ports":[{"port":80}],"externalIPs":[%s]}}`, name, ips)
+	}
+	st := memory.New(memory.Options{})
+	defer st.Close()
+	for n, c := range []struct {
+		ranges            []netip.Prefix
+		accepted, refused []string
+		message           string
+	}{
+		{nil, []string{`"203.0.113.7","8.8.8.8"`, `"2001:db8::7"`}, nil, ""},
+		{
+			[]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:1::/48")},
+			[]string{`"198.51.100.7","2001:db8:1::7"`, ""}, []string{`"198.51.100.8","203.0.113.8"`, `"2001:db8::8"`},
+			"must be in one of the ranges that are allowed here: [198.51.100.0/24 2001:db8:1::/48]",
+		},
+		{[]netip.Prefix{}, []string{""}, []string{`"198.51.100.9"`}, "no external address is allowed here"},
+	} {
+		s, err := start(st, func(a *apiserver.Config) { a.ExternalIPRanges = c.ranges })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, ips := range c.accepted {
+			if code, answer := s.do(t, "POST", services, "admin", header, service(fmt.Sprintf("s%d-%d", n, i), ips)); code > 299 {
+				t.Errorf("%v: %s: %d %s", c.ranges, ips, code, answer)
+			}
+		}
+		for _, ips := range c.refused {
+			code, answer := s.do(t, "POST", services, "admin", header, service("refused", ips))
+			if code != http.StatusUnprocessableEntity || !strings.Contains(answer, c.message) || !strings.Contains(answer, "spec.externalIPs[") {
+				t.Errorf("%v: %s: %d %s", c.ranges, ips, code, answer)
+			}
+			merge := http.Header{"Content-Type": {"application/merge-patch+json"}}
+			if code, answer := s.do(t, "PATCH", services+"/s0-0", "admin", merge, `{"spec":{"externalIPs":["203.0.113.7",`+ips+`]}}`); code != http.StatusUnprocessableEntity {
+				t.Errorf("%v: added %s: %d %s", c.ranges, ips, code, answer)
+			}
+			if code, answer := s.do(t, "PATCH", services+"/s0-0", "admin", merge, `{"metadata":{"labels":{"a":"b"}}}`); code > 299 {
+				t.Errorf("%v: another change of a Service from before: %d %s", c.ranges, code, answer)
+			}
+		}
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}

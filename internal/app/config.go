@@ -57,6 +57,8 @@ type ControlPlaneConfig struct {
 	ServiceCIDRs []netip.Prefix
 	// OneAddressPool and OneNodePortPool: see apiserver.Config.
 	OneAddressPool, OneNodePortPool bool
+	// ExternalIPRanges: see apiserver.Config.
+	ExternalIPRanges []netip.Prefix
 	// MeshCIDRs are the ranges of virtual IPs of names below "mesh" at the first start, at
 	// most one per family; from then on the stored ones hold. Empty: there are no such names.
 	MeshCIDRs []netip.Prefix

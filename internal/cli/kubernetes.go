@@ -84,6 +84,8 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 			"and --role global and --preset global; other presets stand alone", cfg.Role, k.preset)
 	case cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0:
 		return usagef("--cluster-key-file and --cluster-key-command: with --store kubernetes replicas share their authority by a Secret")
+	case cfg.ExternalIPRanges != nil:
+		return usagef("--external-ip-ranges: with --store kubernetes the API server of the cluster admits Services; its admission plugin DenyServiceExternalIPs, or a policy of its own, restricts them")
 	case cfg.DNSAddress != "":
 		return usagef("--dns-address: with --store kubernetes the cluster's own DNS answers names")
 	}

@@ -231,6 +231,8 @@ func TestSurveyFlags(t *testing.T) {
 		"proxima simulate --all --traffic none.csv --kubeconfig k":                                  "no such file",
 		"proxima control-plane --store kubernetes --data-dir d":                                     "choose planner-only, kube-proxy-replacement, zone or global",
 		"proxima control-plane --store kubernetes --preset zone --data-dir d":                       "--role zone and --preset zone go together",
+		"proxima control-plane --store kubernetes --preset planner-only --external-ip-ranges none":  "DenyServiceExternalIPs",
+		"proxima up --external-ip-ranges 10.0.0.0 --data-dir d":                                     "--external-ip-ranges \"10.0.0.0\": not a CIDR",
 		"proxima control-plane --preset planner-only --data-dir d":                                  "goes with --store kubernetes",
 		"proxima control-plane --store kubernetes --preset planner-only --role global --data-dir d": "--role global and --preset global",
 	} {

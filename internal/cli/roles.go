@@ -47,6 +47,7 @@ type planeFlags struct {
 	serviceCIDRs []string
 	onePool      bool
 	onePortPool  bool
+	externalIPs  []string
 	meshCIDRs    []string
 	maxEndpoints int
 	maxMirrored  int
@@ -68,6 +69,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
 	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
+	f.StringSliceVar(&p.externalIPs, "external-ip-ranges", nil, "ranges that spec.externalIPs of Services may be in; none: no Service may have any (default: all addresses, as in Kubernetes, so that who may write a Service can take the traffic of any address)")
 	f.StringSliceVar(&p.meshCIDRs, "mesh-cidr", nil, "ranges of virtual IPs of names below .mesh, one per family, at the first start; none: there are no such names (default: 127.97.0.0/16; root: 240.0.0.0/4,fd00:240::/64; Windows: 100.96.0.0/11)")
 	f.IntVar(&p.maxEndpoints, "max-endpoints-per-slice", 100, "most endpoints in an EndpointSlice, 1 to 1000")
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
@@ -110,6 +112,10 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if err != nil {
 		return cfg, err
 	}
+	externalIPs, err := p.externalRanges()
+	if err != nil {
+		return cfg, err
+	}
 	registries, err := p.registries.config()
 	if err != nil {
 		return cfg, err
@@ -119,12 +125,20 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		Registries: registries,
 		Store:      store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
-		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool,
+		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, ExternalIPRanges: externalIPs,
 		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode,
 		Heuristics:          s.heuristics,
 	}, err
+}
+
+// externalRanges are those of --external-ip-ranges; nil: all, empty: none.
+func (p *planeFlags) externalRanges() ([]netip.Prefix, error) {
+	if slices.Equal(p.externalIPs, []string{"none"}) {
+		return []netip.Prefix{}, nil
+	}
+	return prefixes("external-ip-ranges", p.externalIPs)
 }
 
 // meshRanges are those of --mesh-cidr; nil: there are to be no names below ".mesh".
