@@ -81,7 +81,7 @@ func (a *agent) learnNode(ctx context.Context) error {
 		a.cfg.WorkloadCIDRs = ranges
 	}
 	if c.Primary {
-		a.cfg.NodePortAddresses = primaryAddresses(n)
+		a.cfg.NodePortAddresses = internalAddresses(n)
 		if len(a.cfg.NodePortAddresses) == 0 {
 			return fmt.Errorf("node %s has no internal address for nodePortAddresses \"primary\"", n.Name)
 		}
@@ -135,8 +135,8 @@ func podRanges(n *corev1.Node) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// primaryAddresses are the first internal ones, one per family.
-func primaryAddresses(n *corev1.Node) []netip.Prefix {
+// internalAddresses of a Node: the first of each family.
+func internalAddresses(n *corev1.Node) []netip.Prefix {
 	var out []netip.Prefix
 	seen := map[bool]bool{}
 	for _, a := range n.Status.Addresses {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
+	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
@@ -22,13 +24,26 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 	if a.gateway != nil {
 		return a.gateway.mode(), nil
 	}
+	primary := a.primaryAddresses
+	if a.cfg.AllNodePorts {
+		primary = nil
+	}
 	return modes.New(ctx, a.cfg.Mode, modes.Config{
 		Logger: a.log, Registerer: a.registry,
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
-		NodePortAddresses: a.cfg.NodePortAddresses,
-		Owner:             fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
+		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary,
+		Owner: fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
 	})
+}
+
+// primaryAddresses are the internal ones of this machine's Node where the kubelet writes it, and else those that
+// this agent writes into it: by which others reach the machine. At most one per family.
+func (a *agent) primaryAddresses() []netip.Addr {
+	if own := a.ofNode.Load(); own != nil && len(*own) > 0 {
+		return *own
+	}
+	return machine.Addresses(a.cfg.Server)
 }
 
 // ownPortsOnly reports whether names below "mesh" answer on the ports of their Services

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -66,8 +67,9 @@ type NodeConfig struct {
 	// those of the control plane are known.
 	ServiceCIDRs []netip.Prefix
 	// NodePortAddresses are ranges; node ports answer on this machine's addresses in
-	// them. Nil: on all of them.
+	// them. Nil: the default of the mode, see modes.Config; all of them with AllNodePorts.
 	NodePortAddresses []netip.Prefix
+	AllNodePorts      bool
 	// WorkloadCIDRs are the addresses of workloads: in kernel modes traffic to
 	// cluster addresses from elsewhere is masqueraded. Empty: never, unless
 	// MasqueradeAll.
@@ -186,6 +188,9 @@ type agent struct {
 
 	factsMu sync.Mutex
 	facts   node.Facts
+	// ofNode are the internal addresses of the Node that the kubelet writes, once it is known.
+	// The mode asks for them in the middle of a change, so no lock guards them.
+	ofNode atomic.Pointer[[]netip.Addr]
 }
 
 // RunNode joins a control plane, or goes on where the last run ended, and serves until ctx

@@ -156,6 +156,13 @@ func (a *agent) apply(u node.Update) {
 // learn takes the facts of this machine from its Node. Its zone label counts
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
+	if a.cfg.Cluster != nil {
+		var own []netip.Addr
+		for _, p := range internalAddresses(n) {
+			own = append(own, p.Addr())
+		}
+		a.ofNode.Store(&own)
+	}
 	a.setFacts(func(f *node.Facts) {
 		f.Zone = cmp.Or(locality.Zone(a.cfg.Zone), locality.ZoneOf(n.Labels))
 		f.Leaving = kube.Leaving(n)

@@ -67,6 +67,9 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 		Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, Interfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll,
 	}
+	if primary := a.primaryAddresses(); a.cfg.NodePortAddresses == nil && !a.cfg.AllNodePorts && t.Mode == nftablesMode && len(primary) > 0 {
+		vantage.NodePorts = primary
+	}
 	if len(a.cfg.NodePortAddresses) > 0 {
 		vantage.NodePorts = modes.LocalAddresses(a.cfg.NodePortAddresses)
 	}

@@ -196,7 +196,7 @@ func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app
 		cfg.MasqueradeAll = given.MasqueradeAll
 	}
 	if !changed("node-port-addresses") {
-		cfg.NodePortAddresses, cfg.Cluster.Primary = given.NodePortAddresses, given.Primary
+		cfg.NodePortAddresses, cfg.Cluster.Primary, cfg.AllNodePorts = given.NodePortAddresses, given.Primary, given.AllNodePorts
 	}
 	cfg.MasqueradeMark, cfg.Cluster.Conntrack = given.MasqueradeMark, given.Conntrack
 	var errs []error

@@ -222,7 +222,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.StringSliceVar(&a.workloadInterfaces, "workload-interface", nil, "interfaces by which workloads of this machine send, as cni0 or cali*: what arrives by them counts as from --workload-cidr")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
-	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer (default: all)")
+	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer, or all (default: in mode nftables the primary address of each family, which the Node has; in the others all)")
 }
 
 // addUpstreamFlag is of agents and gateways.
@@ -288,6 +288,9 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	cfg.WorkloadInterfaces = a.workloadInterfaces
 	if err := cfg.WorkloadInterfaces.Check(); err != nil {
 		return cfg, usagef("--workload-interface: %v", err)
+	}
+	if cfg.AllNodePorts = slices.Equal(a.nodePortAddresses, []string{"all"}); cfg.AllNodePorts {
+		return cfg, nil
 	}
 	cfg.NodePortAddresses, err = prefixes("node-port-addresses", a.nodePortAddresses)
 	return cfg, err

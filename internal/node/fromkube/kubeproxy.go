@@ -38,10 +38,11 @@ type Settings struct {
 	MasqueradeAll bool
 	// MasqueradeMark is the firewall mark to use; 0: the default.
 	MasqueradeMark uint32
-	// NodePortAddresses limit node ports; empty: the mode's default. Primary: the
-	// addresses of the Node object.
-	NodePortAddresses []netip.Prefix
-	Primary           bool
+	// NodePortAddresses limit node ports; empty: to none. Primary: to the addresses of the Node
+	// object, the default of kube-proxy's mode nftables; AllNodePorts: they are not limited, its
+	// default in the other modes.
+	NodePortAddresses     []netip.Prefix
+	Primary, AllNodePorts bool
 	// Health and Metrics are HOST:PORT; empty: off.
 	Health, Metrics string
 	// Conntrack are settings of the kernel's table of connections.
@@ -100,6 +101,9 @@ func ReadKubeProxyConfiguration(data []byte) (*Settings, error) {
 	note("mode", s.readMode(&c))
 	note("detectLocalMode", s.readLocal(&c))
 	note("nodePortAddresses", s.readNodePorts(c.NodePortAddresses))
+	if len(c.NodePortAddresses) == 0 {
+		s.Primary, s.AllNodePorts = s.Mode == "nftables", s.Mode != "nftables"
+	}
 	var err error
 	s.Health, err = bind(c.HealthzBindAddress, defaultHealth, c.BindAddress)
 	note("healthzBindAddress", err)

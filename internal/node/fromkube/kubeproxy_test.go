@@ -17,7 +17,7 @@ const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfi
 func TestReadKubeProxyConfiguration(t *testing.T) {
 	prefix := netip.MustParsePrefix
 	defaults := func(change func(*Settings)) *Settings {
-		s := &Settings{Mode: "auto", Health: "0.0.0.0:10256", Metrics: "127.0.0.1:10249", Conntrack: Conntrack{
+		s := &Settings{Mode: "auto", Health: "0.0.0.0:10256", Metrics: "127.0.0.1:10249", AllNodePorts: true, Conntrack: Conntrack{
 			MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour,
 		}}
 		change(s)
@@ -68,10 +68,13 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 		})},
 		{name: "node addresses", text: head + "nodePortAddresses: [10.0.0.0/8, localhost]\nbindAddress: '::'\nmetricsBindAddress: '127.0.0.1:0'\ndetectLocalMode: NodeCIDR", want: defaults(func(s *Settings) {
 			s.NodePortAddresses = []netip.Prefix{prefix("10.0.0.0/8"), prefix("127.0.0.0/8"), prefix("::1/128")}
-			s.Health, s.Metrics, s.NodeCIDR = "[::]:10256", "", true
+			s.Health, s.Metrics, s.NodeCIDR, s.AllNodePorts = "[::]:10256", "", true, false
 		})},
 		{name: "primary", text: head + "mode: nftables\nnftables: {masqueradeAll: true}\nnodePortAddresses: [primary]", want: defaults(func(s *Settings) {
-			s.Mode, s.MasqueradeAll, s.Primary = "nftables", true, true
+			s.Mode, s.MasqueradeAll, s.Primary, s.AllNodePorts = "nftables", true, true, false
+		})},
+		{name: "nftables has another default", text: head + "mode: nftables", want: defaults(func(s *Settings) {
+			s.Mode, s.Primary, s.AllNodePorts = "nftables", true, false
 		})},
 		{name: "connection tracking", text: head + "conntrack: {maxPerCore: 0, min: 1, tcpBeLiberal: true, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 0s, udpTimeout: 20s, udpStreamTimeout: 2m}",
 			want: defaults(func(s *Settings) {

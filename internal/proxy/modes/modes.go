@@ -39,8 +39,12 @@ type Config struct {
 	WorkloadInterfaces proxy.Interfaces
 	MasqueradeAll      bool
 	// NodePortAddresses are ranges; node ports answer on this machine's addresses
-	// in them. Nil: on all of them.
+	// in them. Nil: the default of the mode, which is PrimaryAddresses for nftables, if there are any, and
+	// all addresses for the others, as with kube-proxy's modes.
 	NodePortAddresses []netip.Prefix
+	// PrimaryAddresses of this machine, at most one per family; it must be safe to call at any time.
+	// Nil: all addresses take their place.
+	PrimaryAddresses func() []netip.Addr
 	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
 	// default.
 	MasqueradeMark uint32

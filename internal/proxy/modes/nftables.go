@@ -21,7 +21,7 @@ func newNftables(ctx context.Context, cfg Config) (Mode, error) {
 	opts := nftables.Options{
 		Logger: cfg.Logger.With("component", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
 		WorkloadCIDRs: cfg.WorkloadCIDRs, WorkloadInterfaces: cfg.WorkloadInterfaces, MasqueradeAll: cfg.MasqueradeAll,
-		NodePortAddresses: cfg.NodePortAddresses, MasqueradeMark: cfg.MasqueradeMark,
+		NodePortAddresses: cfg.NodePortAddresses, PrimaryAddresses: cfg.PrimaryAddresses, MasqueradeMark: cfg.MasqueradeMark,
 	}
 	if err := nftables.Check(opts); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -350,6 +351,42 @@ func TestNodePortsFollowAddresses(t *testing.T) {
 		return !strings.Contains(l.node.Run("nft", "list", "map", "ip", "proxima", "vip"), "192.0.2.99")
 	})
 	l.whole(m)
+}
+
+// TestNodePortsOnPrimaryAddresses: on these alone, also after they changed; while none is known,
+// on all.
+func TestNodePortsOnPrimaryAddresses(t *testing.T) {
+	l := newLab(t)
+	var primary atomic.Pointer[[]netip.Addr]
+	primary.Store(&[]netip.Addr{})
+	m := l.mode(Options{PrimaryAddresses: func() []netip.Addr { return *primary.Load() }})
+	l.apply(m, spec("a", proxy.TCP, 80, []netip.Addr{vipAt(false, 0)}, func(s *proxy.PortState) {
+		s.IPv4.Cluster = targets(false, 8080, 0)
+		s.Port.NodePort = 30080
+	}))
+	served := func(want ...string) {
+		t.Helper()
+		l.eventually("node ports on "+strings.Join(want, ", "), func() bool {
+			vips := l.node.Run("nft", "list", "map", "ip", "proxima", "vip")
+			for _, a := range []string{"192.0.2.98", "192.0.2.99"} {
+				if strings.Contains(vips, a) != slices.Contains(want, a) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	l.node.Addr("to-pnft-client", "192.0.2.98/24")
+	l.node.Addr("to-pnft-client", "192.0.2.99/24")
+	served("192.0.2.98", "192.0.2.99")
+	primary.Store(&[]netip.Addr{netip.MustParseAddr("192.0.2.99")})
+	l.node.Addr("to-pnft-client", "192.0.2.97/24") // a notification
+	served("192.0.2.99")
+	primary.Store(&[]netip.Addr{netip.MustParseAddr("192.0.2.98")})
+	if err := l.node.DeleteAddr("to-pnft-client", netip.MustParsePrefix("192.0.2.99/24")); err != nil {
+		t.Fatal(err)
+	}
+	served("192.0.2.98")
 }
 
 func (l *lab) eventually(what string, ok func() bool) {

@@ -56,6 +56,10 @@ type Options struct {
 	// NodePortAddresses: node ports are served on the node's addresses within
 	// these. Nil: all but loopback and link-local ones. Empty: node ports are off.
 	NodePortAddresses []netip.Prefix
+	// PrimaryAddresses, where NodePortAddresses is nil, returns the addresses of the node on which
+	// node ports are served, at most one per family; as long as it returns none, they are served on all. It
+	// is called whenever addresses of the machine change, with the mode locked. Nil: all.
+	PrimaryAddresses func() []netip.Addr
 
 	// MasqueradeMark is the one bit of the packet mark that the mode uses.
 	// Default 0x4000.

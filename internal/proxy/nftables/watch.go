@@ -161,6 +161,10 @@ func (m *Mode) different() bool {
 // have one again if they changed.
 func (m *Mode) readAddresses() error {
 	var lists [2][]netip.Addr
+	var primary []netip.Addr
+	if m.opts.NodePortAddresses == nil && m.opts.PrimaryAddresses != nil {
+		primary = m.opts.PrimaryAddresses()
+	}
 	if m.opts.NodePortAddresses == nil || len(m.opts.NodePortAddresses) > 0 {
 		err := steady(func() error {
 			found, err := m.sys.list()
@@ -169,7 +173,7 @@ func (m *Mode) readAddresses() error {
 			}
 			lists = [2][]netip.Addr{}
 			for _, a := range found {
-				if addr, i, ok := m.nodePortAddress(a); ok {
+				if addr, i, ok := m.nodePortAddress(a); ok && (len(primary) == 0 || slices.Contains(primary, addr)) {
 					lists[i] = append(lists[i], addr)
 				}
 			}
