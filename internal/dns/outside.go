@@ -38,7 +38,7 @@ func (s *Server) outside(q dns.Question, name string, client netip.Addr) (a answ
 func (s *Server) Resolver() *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		client, server := net.Pipe() // messages go over it as over TCP (package net)
-		go s.serveConn(context.WithoutCancel(ctx), server)
+		go s.serveConn(context.WithoutCancel(ctx), server, newConnections(1))
 		return client, nil
 	}}
 }

@@ -61,7 +61,8 @@ type Config struct {
 	// MaxForwards is how many questions may be under way to upstreams; more fail at
 	// once. 0: 1000.
 	MaxForwards int
-	// MaxConnections of TCP; more wait. 0: 256.
+	// MaxConnections of TCP; for more, those that have been idle longest are closed, or else they
+	// wait. 0: 256.
 	MaxConnections int
 	// CacheSize is how many answers of upstreams are kept; 0: 10000, negative: none.
 	CacheSize int
@@ -257,6 +258,7 @@ func (s *Server) serveTCP(ctx context.Context, l net.Listener, by way) error {
 	stop := context.AfterFunc(ctx, func() { _ = limited.Close() })
 	defer stop()
 	defer limited.Close()
+	all := newConnections(s.config.MaxConnections)
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
@@ -271,12 +273,16 @@ func (s *Server) serveTCP(ctx context.Context, l net.Listener, by way) error {
 			return fmt.Errorf("accept DNS connection: %w", err)
 		}
 		s.count(by)
-		open.Go(func() { s.serveConn(ctx, conn) })
+		all.begin()
+		open.Go(func() {
+			defer all.end()
+			s.serveConn(ctx, conn, all)
+		})
 	}
 }
 
 // serveConn answers one question after the other.
-func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
+func (s *Server) serveConn(ctx context.Context, conn net.Conn, all *connections) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer conn.Close()
@@ -284,14 +290,12 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		from = a.AddrPort().Addr()
 	}
-	var length [2]byte
 	for {
 		_ = conn.SetDeadline(time.Now().Add(tcpIdle))
-		if _, err := io.ReadFull(conn, length[:]); err != nil {
-			return
-		}
-		question := make([]byte, binary.BigEndian.Uint16(length[:]))
-		if _, err := io.ReadFull(conn, question); err != nil {
+		done := all.wait(conn)
+		question, err := readFramed(conn)
+		done()
+		if err != nil {
 			return
 		}
 		var failed error
@@ -311,6 +315,17 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 			return
 		}
 	}
+}
+
+// readFramed reads a packet behind its length (RFC 1035, 4.2.2).
+func readFramed(conn net.Conn) ([]byte, error) {
+	var length [2]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return nil, err
+	}
+	packet := make([]byte, binary.BigEndian.Uint16(length[:]))
+	_, err := io.ReadFull(conn, packet)
+	return packet, err
 }
 
 // respond answers a packet at once, or returns what answers it by asking others,

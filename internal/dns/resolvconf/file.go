@@ -154,12 +154,12 @@ func (s System) hasMusl() bool {
 // keepBackup copies the file, or the link, within its directory.
 func (s System) keepBackup(path string, text []byte, exists bool) error {
 	to := s.path(backup)
-	if !exists {
-		return nil
-	}
-	target, err := os.Readlink(path)
-	if err != nil {
+	target, err := os.Readlink(path) // also of a link that leads nowhere now
+	switch {
+	case err != nil && exists:
 		return replace(to, text)
+	case err != nil:
+		return nil
 	}
 	_ = os.Remove(to) // one that a crash left
 	if err := os.Symlink(target, to); err != nil {

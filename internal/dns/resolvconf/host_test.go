@@ -164,6 +164,12 @@ func TestResolvConfStates(t *testing.T) {
 				m.t.Fatal(err)
 			}
 		}},
+		{"a link that leads nowhere yet", func(m *machine) {
+			m.write("etc/hostname", "x")
+			if err := os.Symlink("../run/later/resolv.conf", m.system.path(resolvConf)); err != nil {
+				m.t.Fatal(err)
+			}
+		}},
 		{"without a line end", func(m *machine) { m.write(resolvConf, "nameserver 192.0.2.1") }},
 		{"musl", func(m *machine) { m.write("lib/ld-musl-x86_64.so.1", ""); m.write(resolvConf, before) }},
 		{"a backup that a crash left", func(m *machine) { m.write(resolvConf, before); m.write(backup, "old") }},
