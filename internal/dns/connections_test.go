@@ -1,7 +1,9 @@
 package dns
 
 import (
+	"errors"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -9,7 +11,7 @@ import (
 )
 
 // TestIdleConnectionsKeepNobodyOut: connections that ask nothing, or half a question, give way
-// to new ones, the oldest first; one that goes on asking stays.
+// to new ones; one that goes on asking stays.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	const most = 16
 	s := serve(t, func(c *Config) { c.MaxConnections = most })
@@ -33,15 +35,14 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 		_, err := conn.ReadMsg()
 		return err
 	}
-	busy, first := dial(), dial()
-	if err := ask(first); err != nil {
-		t.Fatal(err)
-	}
+	busy := dial()
+	var all []net.Conn
 	for i := range 2 * most {
 		if err := ask(busy); err != nil {
 			t.Fatalf("one that asks, beside %d others: %v", i+1, err)
 		}
 		idle := dial()
+		all = append(all, idle)
 		if i%2 == 1 {
 			if _, err := idle.Write([]byte{0}); err != nil {
 				t.Fatal(err)
@@ -51,7 +52,14 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 			t.Fatalf("a new one, beside %d others: %v", i+2, err)
 		}
 	}
-	if err := ask(first); err == nil {
-		t.Error("the connection that was idle longest is still open")
+	open := 0
+	for _, idle := range all {
+		_ = idle.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		if _, err := idle.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+			open++
+		}
+	}
+	if open > most {
+		t.Errorf("%d idle connections are open, want %d at most", open, most)
 	}
 }
