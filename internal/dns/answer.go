@@ -225,6 +225,11 @@ func (d domain) services(q dns.Question, labels []string) answer {
 		if h := e.Hosts[labels[0]]; h != nil {
 			return addresses(q, h)
 		}
+		if !d.imports {
+			if h := d.config.Zone.Endpoint(e.Name, labels[0]); h != nil {
+				return addresses(q, h)
+			}
+		}
 		for label := range e.Ports { // "_tcp", where "_http._tcp" is
 			if strings.HasSuffix(label, "."+labels[0]) {
 				return answer{}

@@ -70,7 +70,16 @@ func TestSpecification(t *testing.T) {
 			[]string{"10-1-0-2.db.default.svc.cluster.local. A 10.1.0.2", "db-0.db.default.svc.cluster.local. A 10.1.0.1", "db-0.db.default.svc.cluster.local. AAAA fd00:1::1"}},
 		{"2.4.2 no ready endpoints", "_sql._tcp.empty.default.svc.cluster.local.", dns.TypeSRV, nx, nil, nil},
 		{"2.4.3", "1.0.1.10.in-addr.arpa.", dns.TypePTR, ok, []string{"1.0.1.10.in-addr.arpa. PTR db-0.db.default.svc.cluster.local."}, nil},
-		{"2.4.3 generated", "2.0.1.10.in-addr.arpa.", dns.TypePTR, ok, []string{"2.0.1.10.in-addr.arpa. PTR 10-1-0-2.db.default.svc.cluster.local."}, nil},
+
+		{"an endpoint of a Service with virtual IPs", "1.0.5.10.in-addr.arpa.", dns.TypePTR, ok, []string{"1.0.5.10.in-addr.arpa. PTR 10-5-0-1.web.default.svc.cluster.local."}, nil},
+		{"its IPv6", mustReverse("fd00:5::"), dns.TypePTR, ok, []string{mustReverse("fd00:5::") + " PTR fd00-5--0.web.default.svc.cluster.local."}, nil},
+		{"its name", "10-5-0-1.web.default.svc.cluster.local.", dns.TypeA, ok, []string{"10-5-0-1.web.default.svc.cluster.local. A 10.5.0.1"}, nil},
+		{"its name, IPv6", "fd00-5--0.web.default.svc.cluster.local.", dns.TypeAAAA, ok, []string{"fd00-5--0.web.default.svc.cluster.local. AAAA fd00:5::"}, nil},
+		{"its name, of the other family", "10-5-0-1.web.default.svc.cluster.local.", dns.TypeAAAA, ok, nil, nil},
+		{"of two Services", "2.0.5.10.in-addr.arpa.", dns.TypePTR, ok, []string{"2.0.5.10.in-addr.arpa. PTR 10-5-0-2.plain.default.svc.cluster.local.", "2.0.5.10.in-addr.arpa. PTR 10-5-0-2.web.default.svc.cluster.local."}, nil},
+		{"of one with and one without", "2.0.1.10.in-addr.arpa.", dns.TypePTR, ok, []string{"2.0.1.10.in-addr.arpa. PTR 10-1-0-2.db.default.svc.cluster.local.", "2.0.1.10.in-addr.arpa. PTR 10-1-0-2.plain.default.svc.cluster.local."}, nil},
+		{"another Service's endpoint", "10-5-0-1.plain.default.svc.cluster.local.", dns.TypeA, nx, nil, nil},
+		{"an endpoint that is not ready", "10-5-0-3.web.default.svc.cluster.local.", dns.TypeA, nx, nil, nil},
 
 		{"2.5 CNAME", "outside.default.svc.cluster.local.", dns.TypeCNAME, ok, []string{"outside.default.svc.cluster.local. CNAME www.example.com."}, nil},
 		{"2.5 to a Service", "inside.default.svc.cluster.local.", dns.TypeA, ok, []string{"inside.default.svc.cluster.local. CNAME web.default.svc.cluster.local.", "web.default.svc.cluster.local. A 10.96.0.10"}, nil},

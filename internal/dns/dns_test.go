@@ -51,6 +51,8 @@ func sample() records.Update {
 		Services: map[proxy.ServiceName]*proxy.Service{},
 		Names:    map[proxy.ServiceName]*records.Name{},
 		Slices:   map[proxy.SliceName]*records.Slice{},
+
+		Endpoints: map[proxy.SliceName]*proxy.Slice{},
 	}
 	for _, s := range []*proxy.Service{
 		virtual("kubernetes", addrs("10.96.0.1"), proxy.Port{Name: "https", Protocol: proxy.TCP, Port: 443}),
@@ -92,6 +94,18 @@ func sample() records.Update {
 	} {
 		u.Slices[s.Name] = s
 	}
+	endpoints := func(name, service string, ready bool, ips ...string) {
+		s := &proxy.Slice{Name: proxy.SliceName{Namespace: "default", Name: name}, Service: named(service)}
+		for _, a := range addrs(ips...) {
+			s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{Addr: a, Ready: ready})
+		}
+		u.Endpoints[s.Name] = s
+	}
+	endpoints("web-1", "web", true, "10.5.0.1", "10.5.0.2")
+	endpoints("web-2", "web", true, "fd00:5::")
+	endpoints("web-3", "web", false, "10.5.0.3")
+	endpoints("plain-1", "plain", true, "10.5.0.2", "10.1.0.2", "10.96.0.1", "127.0.0.1")
+	endpoints("gone-1", "gone", true, "10.5.0.4")
 	return u
 }
 

@@ -26,7 +26,9 @@ type Update struct {
 
 // Records returns the part of the update that DNS serves.
 func (u Update) Records() records.Update {
-	out := records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices, VirtualIPs: u.VirtualIPs}
+	out := records.Update{
+		Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices, Endpoints: u.Slices, VirtualIPs: u.VirtualIPs,
+	}
 	if len(u.Remotes) > 0 {
 		out.Hosts = make(map[proxy.ServiceName]*records.Outside, len(u.Remotes))
 	}

@@ -183,13 +183,24 @@ func (z *Zone) HasNamespace(namespace, mesh string) bool {
 }
 
 // Reverse are the names of an address, as labels before the cluster domain:
-// "web.default.svc", or "web-0.web.default.svc" for an endpoint. Sorted. Those that workloads of
-// a mesh do not see are left out; known reports whether there are any at all.
+// "web.default.svc", or "web-0.web.default.svc" for an endpoint. An address of a Service is no
+// endpoint's. Sorted. Those that workloads of a mesh do not see are left out; known reports whether there are any
+// at all. The endpoints of Services with virtual IPs are searched, as they have no index.
 func (z *Zone) Reverse(a netip.Addr, mesh string) (names []string, known bool) {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
+	all := z.reverse[a]
+	if !a.IsLoopback() && !slices.ContainsFunc(all, func(p pointer) bool { return p.hostname == "" }) {
+		all = slices.Clip(all)
+		for _, s := range z.endpoints {
+			p := pointer{service: s.Service, hostname: GeneratedHostname(a)}
+			if z.services[s.Service] != nil && hasReady(s, a) && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
 	var out []string
-	for _, p := range z.reverse[a] {
+	for _, p := range all {
 		if !z.scope(p.service).Allows(mesh) {
 			continue
 		}
@@ -200,7 +211,36 @@ func (z *Zone) Reverse(a netip.Addr, mesh string) (names []string, known bool) {
 		out = append(out, name)
 	}
 	slices.Sort(out)
-	return out, len(z.reverse[a]) > 0
+	return out, len(all) > 0
+}
+
+func hasReady(s *proxy.Slice, a netip.Addr) bool {
+	return slices.ContainsFunc(s.Endpoints, func(e proxy.SliceEndpoint) bool { return e.Ready && e.Addr.Unmap() == a })
+}
+
+// Endpoint of a Service with virtual IPs, by the hostname that its address makes; nil: it has
+// no such ready endpoint.
+func (z *Zone) Endpoint(service proxy.ServiceName, hostname string) *Host {
+	a, err := netip.ParseAddr(strings.ReplaceAll(hostname, "-", "."))
+	if err != nil {
+		a, err = netip.ParseAddr(strings.ReplaceAll(hostname, "-", ":"))
+	}
+	if err != nil || GeneratedHostname(a) != hostname {
+		return nil
+	}
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	if z.services[service] == nil {
+		return nil
+	}
+	for _, s := range z.endpoints {
+		if s.Service == service && hasReady(s, a) {
+			h := &Host{}
+			h.add(a)
+			return h
+		}
+	}
+	return nil
 }
 
 // scope of a Service that is known.

@@ -63,6 +63,8 @@ type Update struct {
 	Services map[proxy.ServiceName]*proxy.Service
 	Names    map[proxy.ServiceName]*Name
 	Slices   map[proxy.SliceName]*Slice
+	// Endpoints of Services that the data path carries; they stay shared with it.
+	Endpoints map[proxy.SliceName]*proxy.Slice
 	// VirtualIPs are the names below "mesh". One without addresses has those of its Service.
 	VirtualIPs map[proxy.ServiceName]*proxy.VirtualIP
 	// Hosts are names of services outside every mesh, by the Service with their virtual IPs.
@@ -79,6 +81,7 @@ type Zone struct {
 	services   map[proxy.ServiceName]*proxy.Service
 	names      map[proxy.ServiceName]*Name
 	slices     map[proxy.SliceName]*Slice
+	endpoints  map[proxy.SliceName]*proxy.Slice
 	slicesOf   map[proxy.ServiceName]map[proxy.SliceName]*Slice
 	entries    map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
 	namespaces map[string]map[scopeKey]int  // Services in each, by their scope
@@ -101,7 +104,8 @@ type pointer struct {
 func New() *Zone {
 	return &Zone{
 		services: map[proxy.ServiceName]*proxy.Service{}, names: map[proxy.ServiceName]*Name{},
-		slices: map[proxy.SliceName]*Slice{}, slicesOf: map[proxy.ServiceName]map[proxy.SliceName]*Slice{},
+		endpoints: map[proxy.SliceName]*proxy.Slice{},
+		slices:    map[proxy.SliceName]*Slice{}, slicesOf: map[proxy.ServiceName]map[proxy.SliceName]*Slice{},
 		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]map[scopeKey]int{},
 		reverse: map[netip.Addr][]pointer{},
 		virtual: map[proxy.ServiceName]*proxy.VirtualIP{}, virtualAt: map[netip.Addr]proxy.ServiceName{},
@@ -141,6 +145,9 @@ func (z *Zone) Apply(u Update) {
 	}
 	for name, s := range u.Slices {
 		z.setSlice(name, s, touched)
+	}
+	for name, s := range u.Endpoints {
+		set(z.endpoints, name, s)
 	}
 	for name, was := range touched {
 		z.rebuild(name, was)
@@ -191,6 +198,7 @@ func (z *Zone) clear(touched map[proxy.ServiceName]known) {
 	clear(z.names)
 	clear(z.slices)
 	clear(z.slicesOf)
+	clear(z.endpoints)
 }
 
 func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.ServiceName]known) {
