@@ -105,10 +105,17 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 }
 
 // CleanNode removes what agents of any mode left in this machine's kernel, and restores its
-// resolver, whose files are below root (empty: those of the machine). Agents must not be running:
-// they would repair it. What is absent is no error.
+// resolver, whose files are below root (empty: those of the machine). It fails while an agent of a kernel
+// mode runs, which would repair it. What is absent is no error.
 func CleanNode(ctx context.Context, root string, log *slog.Logger) error {
 	log = orDiscard(log)
+	release, err := modes.Exclusive(ctx, "proxima node --cleanup", log)
+	if held := new(modes.HeldError); errors.As(err, &held) {
+		return &problem.Error{Code: held.Code(), Err: err, Hint: "stop that agent first: it would put back what is removed"}
+	} else if err != nil {
+		return err
+	}
+	defer release()
 	if err := modes.Cleanup(ctx, ""); err != nil {
 		if os.Geteuid() > 0 { // else each table's tool would report it
 			err = errors.New("this user can't read or change the kernel's rules")

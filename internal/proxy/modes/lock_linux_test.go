@@ -105,6 +105,12 @@ func TestOneKernelModePerNamespace(t *testing.T) {
 			t.Errorf("%s beside it: %v", mode, err)
 		}
 	}
+	if err := ns.Do(func() error {
+		_, err := Exclusive(t.Context(), "cleanup", slog.New(slog.DiscardHandler))
+		return err
+	}); !errors.As(err, new(*HeldError)) {
+		t.Errorf("clean-up beside it: %v", err)
+	}
 	apart, err := make(other, nftablesName, "node n3")
 	if err != nil {
 		t.Fatalf("in another namespace: %v", err)

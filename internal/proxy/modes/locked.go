@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -27,6 +29,19 @@ func (e *HeldError) Code() problem.Code { return problem.KernelModeHeld }
 // Hint says what to do.
 func (e *HeldError) Hint() string {
 	return "stop that agent, or run this one with --mode userspace, or in a network namespace of its own"
+}
+
+// heldByAgent is how long Exclusive waits for an agent that is about to end.
+const heldByAgent = time.Second
+
+// Exclusive keeps agents of kernel modes from starting in this network namespace, until release is called.
+// It fails with a [HeldError] where one runs. owner describes the caller to agents that wait.
+func Exclusive(ctx context.Context, owner string, log *slog.Logger) (release func(), err error) {
+	l, err := takeLock(ctx, lockName, owner, heldByAgent, log)
+	if err != nil {
+		return nil, err
+	}
+	return l.release, nil
 }
 
 // exclusive takes the lock of the network namespace for a mode that programs its kernel. On
