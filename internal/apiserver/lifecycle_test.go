@@ -248,7 +248,20 @@ func TestRestartOnTheSameStore(t *testing.T) {
 			if before, err = cs.CoreV1().Services("default").Create(t.Context(), service("stays"), metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
+			if _, err := cs.CoreV1().Services("default").Create(t.Context(), service("missed"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		} else {
+			// A client that was one event behind gets it, and need not list again.
+			w, err := cs.CoreV1().Services("default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: before.ResourceVersion})
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := <-w.ResultChan()
+			w.Stop()
+			if missed, ok := e.Object.(*corev1.Service); !ok || missed.Name != "missed" {
+				t.Errorf("a watch from before the restart: %s %+v", e.Type, e.Object)
+			}
 			after, err := cs.CoreV1().Services("default").Get(t.Context(), "stays", metav1.GetOptions{})
 			if err != nil || after.UID != before.UID || after.ResourceVersion != before.ResourceVersion ||
 				after.Spec.ClusterIP != before.Spec.ClusterIP {

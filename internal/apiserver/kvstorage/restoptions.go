@@ -169,7 +169,7 @@ func (o *RESTOptions) decorate(
 		return nil, nil, fmt.Errorf("watch cache of %s: %w", backend.GroupResource, err)
 	}
 	delegator := cacher.NewCacheDelegator(front, bare)
-	return delegator, sync.OnceFunc(func() {
+	return &withHistory{Interface: delegator, bare: bare}, sync.OnceFunc(func() {
 		delegator.Stop()
 		front.Stop()
 	}), nil
