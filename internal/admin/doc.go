@@ -49,9 +49,12 @@ type Config struct {
 	// DataDir with the keys that a backup may hold.
 	DataDir string
 	Store   store.Store
-	Tables  Tables
-	Planner Planner
-	Demand  Demand
+	// Unreadable are the resources whose objects cannot be listed, as stored data is damaged,
+	// with the reason; nil: that is not known.
+	Unreadable func() map[string]error
+	Tables     Tables
+	Planner    Planner
+	Demand     Demand
 	// Streams of agents that follow their view from this instance.
 	Streams Streams
 	// Refused are the agents whose versions are refused; nil: none.

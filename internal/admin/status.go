@@ -200,6 +200,9 @@ type StoreStatus struct {
 	Bytes     int64          `json:"bytes"`
 	// Problem is why it can't read or write now; empty: it can.
 	Problem string `json:"problem,omitempty"`
+	// Unreadable are the resources (RESOURCE.GROUP) whose objects cannot be listed, as stored data
+	// is damaged, with what is lost.
+	Unreadable map[string]string `json:"unreadable,omitempty"`
 }
 
 type statusHandler struct{ Config }
@@ -291,6 +294,15 @@ func (h statusHandler) storeStatus(ctx context.Context) StoreStatus {
 	}
 	if err != nil {
 		s.Problem = err.Error()
+	}
+	if h.Unreadable == nil {
+		return s
+	}
+	for resource, err := range h.Unreadable() {
+		if s.Unreadable == nil {
+			s.Unreadable = map[string]string{}
+		}
+		s.Unreadable[resource] = err.Error()
 	}
 	return s
 }

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // Names that Kubernetes gives to what every cluster has.
@@ -30,21 +32,41 @@ const (
 )
 
 // bootstrap makes the objects that clients expect in every cluster, where they
-// are missing. Idempotent; several instances may do it at once.
+// are missing. Idempotent; several instances may do it at once. What is there and cannot be
+// read stays as it is: the other kinds are of use without it.
 func (s *Server) bootstrap(ctx context.Context) error {
-	client := s.Client("system:apiserver")
+	var errs []error
+	for _, step := range []func(context.Context, *Client) error{s.ensureNamespaces, s.ensureMesh, s.ensureAPI} {
+		err := step(ctx, s.Client("system:apiserver"))
+		// Registries hide the causes of some errors; if the store is well it is the object.
+		if (errors.Is(err, store.ErrDamaged) || apierrors.IsInternalError(err)) && s.cfg.Store.Ready(ctx) == nil {
+			s.cfg.Logger.Error("an object that every cluster has cannot be read", "error", err)
+			err = nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Server) ensureNamespaces(ctx context.Context, client *Client) error {
 	// The namespace of node leases is made as well, as in Kubernetes; it may go.
 	for _, name := range slices.Concat(immortal, []string{corev1.NamespaceNodeLease}, s.cfg.Namespaces) {
 		if err := s.ensure(ctx, client, kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return err
 		}
 	}
-	if !s.cfg.MeshElsewhere {
-		mesh := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}
-		if err := s.ensure(ctx, client, kind.Mesh, mesh); err != nil {
-			return err
-		}
+	return nil
+}
+
+func (s *Server) ensureMesh(ctx context.Context, client *Client) error {
+	if s.cfg.MeshElsewhere {
+		return nil
 	}
+	return s.ensure(ctx, client, kind.Mesh, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}})
+}
+
+// ensureAPI makes the ranges, and the Service of the API.
+func (s *Server) ensureAPI(ctx context.Context, client *Client) error {
 	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
 		return nil
 	}

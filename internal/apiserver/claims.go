@@ -144,7 +144,7 @@ func whyUnusable(cidr *networkingv1.ServiceCIDR) string {
 }
 
 // reflect keeps a handler up to date with a kind until ctx ends. It calls synced each time
-// all objects were handled. For a kind that is not served there are no events.
+// all objects were handled, or none can be read: what is allocated is checked by the store. For a kind that is not served there are no events.
 func (s *Server) reflect(ctx context.Context, gvk schema.GroupVersionKind, synced func(), handle reflector.Handler) {
 	k := s.kinds[gvk]
 	if k == nil {
@@ -162,7 +162,7 @@ func (s *Server) reflect(ctx context.Context, gvk schema.GroupVersionKind, synce
 		if err := handle(e); err != nil {
 			return err
 		}
-		if e.Type == reflector.Replace {
+		if e.Type == reflector.Replace || s.options.Unreadable(k.kind.GroupResource()) != nil {
 			synced()
 		}
 		return nil

@@ -62,6 +62,7 @@ func (s *Server) build(schemes *schemes) error {
 	if err != nil {
 		return err
 	}
+	s.options = options
 	for _, kind := range s.cfg.Kinds {
 		if isEventAlias(kind) {
 			continue // after the kind that it is an alias of

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -28,6 +29,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	restclient "k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -131,6 +133,7 @@ type Server struct {
 	// services is nil without Services and IPAddresses.
 	services *services
 	limiter  *limiter
+	options  *kvstorage.RESTOptions
 	ready    chan struct{}
 	// connections that clients have open.
 	connections *connections
@@ -235,7 +238,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 func (s *Server) Run(ctx context.Context) error {
 	// Hooks bring health checks along, which PrepareRun then publishes.
 	err := s.generic.AddPostStartHook("proxima-ready", func(hook genericapiserver.PostStartHookContext) error {
-		if err := s.generic.StorageReadinessHook.Hook(hook); err != nil {
+		if err := s.waitReadable(hook); err != nil {
 			return err
 		}
 		close(s.ready)
@@ -260,6 +263,47 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("run API server: %w", err)
 	}
 	return nil
+}
+
+const (
+	// readinessPoll is how often upstream's caches are asked whether they are filled: they have
+	// no other signal. It is upstream's own.
+	readinessPoll = 100 * time.Millisecond
+	// readinessTimeout is upstream's --storage-initialization-timeout: a kind that cannot be read
+	// for another reason, as an outage of the store, does not hold the others longer.
+	readinessTimeout = time.Minute
+)
+
+// waitReadable blocks until the caches of all kinds are filled, but for those whose objects
+// cannot be read: they are logged, and unavailable alone.
+func (s *Server) waitReadable(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, readinessTimeout)
+	defer cancel()
+	_ = wait.PollUntilContextCancel(bounded, readinessPoll, true, func(context.Context) (bool, error) {
+		for _, k := range s.kinds {
+			if k.registry.ReadinessCheckFunc() != nil && s.options.Unreadable(k.kind.GroupResource()) == nil {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	for name, err := range s.Unreadable() {
+		s.cfg.Logger.Error("objects cannot be read: this kind is not available, and what depends on it waits", "resource", name, "error", err)
+	}
+	return ctx.Err()
+}
+
+// Unreadable returns the resources whose objects cannot be listed, as stored data is damaged,
+// with the reason.
+func (s *Server) Unreadable() map[string]error {
+	out := map[string]error{}
+	for _, k := range s.kinds {
+		group := k.kind.GroupResource()
+		if err := s.options.Unreadable(group); err != nil {
+			out[group.String()] = err
+		}
+	}
+	return out
 }
 
 // start does what must be done before the first request is served.

@@ -182,7 +182,10 @@ func (g *global) components() []component {
 			{Name: "garbage collector", Scope: leader, Run: g.runGarbage},
 			{Name: "life of zones", Scope: leader, Run: g.leadZones},
 			{Name: "secrets of zones", Scope: leader, Run: g.runSecrets},
-			{Name: "kubeconfig", Run: publishKubeconfig(g.cfg, g.instance.catalog, g.storage.ca, g.serving().API, g.complete), Ready: g.complete},
+			{Name: "kubeconfig", Ready: g.complete, Run: publisher{
+				cfg: g.cfg, tables: g.instance.catalog, unreadable: g.api.server.Unreadable, ca: g.storage.ca, url: g.serving().API,
+				complete: g.complete, log: g.log,
+			}.Run},
 		},
 	)
 }
@@ -257,7 +260,7 @@ func (g *global) handle() {
 	}
 	for path, handler := range admin.GlobalHandlers(admin.Config{
 		Role: string(RoleGlobal), StoreName: storeName(g.cfg.Store), Started: g.started, DataDir: g.cfg.DataDir,
-		Store: s.store, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.instances, Proxies: g, Checks: g,
+		Store: s.store, Unreadable: g.api.server.Unreadable, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.instances, Proxies: g, Checks: g,
 		Logger: g.log,
 	}) {
 		handlers[path] = handler

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -41,6 +42,9 @@ func keyFile(dataDir string) string { return filepath.Join(dataDir, "pki", keyri
 // they are lost the control plane runs all the same, without its secrets.
 func openKeys(ctx context.Context, s store.Store, dataDir string, log *slog.Logger) (*keyring.Ring, error) {
 	used, err := keyring.AnySealed(ctx, s, sealedPrefixes())
+	if errors.Is(err, store.ErrDamaged) {
+		used, err = true, nil // no new key in the place of one that may be needed
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -49,6 +53,10 @@ func openKeys(ctx context.Context, s store.Store, dataDir string, log *slog.Logg
 		return nil, err
 	}
 	status, err := (&keyring.Rotation{Ring: ring, Store: s, Prefixes: sealedPrefixes()}).Status(ctx)
+	if errors.Is(err, store.ErrDamaged) {
+		log.Error("not all secrets can be read", "error", err)
+		err = nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -181,7 +181,10 @@ func (cp *standalone) components() []component {
 		cp.names.components(),
 		cp.leader.components(),
 		cp.zone.components(),
-		[]component{{Name: "kubeconfig", Run: publishKubeconfig(cp.cfg, cp.instance.catalog, cp.storage.ca, cp.serving().API, cp.complete), Ready: cp.complete}},
+		[]component{{Name: "kubeconfig", Ready: cp.complete, Run: publisher{
+			cfg: cp.cfg, tables: cp.instance.catalog, unreadable: cp.api.server.Unreadable, ca: cp.storage.ca, url: cp.serving().API,
+			complete: cp.complete, log: cp.log,
+		}.Run}},
 	)
 }
 
@@ -200,7 +203,7 @@ func (cp *standalone) handle() {
 	for path, handler := range admin.Handlers(admin.Config{
 		ByAddress: seesToPermissions,
 		Role:      string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
-		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
+		Store: s.store, Unreadable: a.server.Unreadable, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status,
 		RegistryTroubles: cp.registryTroubles, Logger: cp.log,

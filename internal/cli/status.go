@@ -189,6 +189,7 @@ func (o *overview) findProblems() {
 		} else if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
+		o.Problems = append(o.Problems, doctor.DamageProblems(cp.Store)...)
 		o.Problems = append(o.Problems, doctor.AuditProblems(cp.Audit)...)
 		o.Problems = append(o.Problems, doctor.MachineProblems(cp, defaultProbePort, time.Now())...)
 		for _, d := range cp.InServiceRanges {

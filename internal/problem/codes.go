@@ -55,6 +55,7 @@ const (
 	StoreUnsupported   Code = "store-unsupported"
 	StoreNotEmpty      Code = "store-not-empty"
 	StoreUnwritable    Code = "store-unwritable"
+	StoreDamaged       Code = "store-damaged"
 	StoreUnreachable   Code = "store-unreachable"
 	BackupIncomplete   Code = "backup-incomplete"
 	AuditUnwritable    Code = "audit-unwritable"

@@ -57,6 +57,7 @@ func Definitions() []Definition {
 		{StoreUnsupported, "The store is not available for this use.", "Use `sqlite:FILE` or `postgres://…`."},
 		{StoreNotEmpty, "There is a state where one is to be restored.", "Restore into an empty store, or replace files with `--force`."},
 		{StoreUnwritable, "The store refuses writes, mostly because its disk is full.", "Free space on the disk, or mount it writable; writes are accepted again without a restart."},
+		{StoreDamaged, "Stored objects are damaged; their kind is not available, and what depends on it waits.", "Restore a backup with `proxima restore`; the finding names what is lost."},
 		{StoreUnreachable, "The database of the store cannot be reached.", "Check the database and the URL of `--store`."},
 		{BackupIncomplete, "The control plane did not finish the backup.", "Read the control plane's log."},
 		{AuditUnwritable, "An audit log cannot be written; requests go on without records.", "Free space on the disk; the log goes on by itself and counts the records that are lost."},

@@ -12,7 +12,26 @@ var (
 	ErrFuture = errors.New("revision is in the future")
 	// ErrClosed: the store was closed.
 	ErrClosed = errors.New("store is closed")
+	// ErrDamaged: the medium no longer has what was written. The text of errors that match it
+	// names what is lost.
+	ErrDamaged = errors.New("stored data is damaged")
 )
+
+// MediumError is an error of the medium. Its text is for operators: it says where the state
+// is. Clients get that of Err at most.
+type MediumError struct {
+	// Op is what was done.
+	Op string
+	// At is where: a file, or the address of a database without its password.
+	At  string
+	Err error
+	// Private: the text of Err may name hosts, which are not for clients.
+	Private bool
+}
+
+func (e *MediumError) Error() string { return fmt.Sprintf("%s in state %s: %v", e.Op, e.At, e.Err) }
+
+func (e *MediumError) Unwrap() error { return e.Err }
 
 // ConflictError reports the first condition of a transaction that did not hold.
 // Nothing was changed.

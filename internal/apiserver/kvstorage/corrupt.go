@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // maxCorruptObjects caps how many broken objects one list reports; upstream's
@@ -27,6 +29,9 @@ type CorruptError struct{ Err error }
 func (e *CorruptError) Error() string { return fmt.Sprintf("stored object is corrupt: %v", e.Err) }
 
 func (e *CorruptError) Unwrap() error { return e.Err }
+
+// Is makes it match [store.ErrDamaged].
+func (e *CorruptError) Is(target error) bool { return target == store.ErrDamaged }
 
 // corruptList collects the broken objects of one list, so that an administrator
 // sees all of them at once.

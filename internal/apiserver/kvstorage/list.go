@@ -57,7 +57,9 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 		return err
 	}
 	l := &lister{Storage: s, prefix: prefix, opts: opts, items: items, at: store.Revision(at), from: from}
-	if err := l.run(ctx); err != nil {
+	err = l.run(ctx)
+	s.noteList(prefix, l.more, len(l.broken.causes) > 0, err)
+	if err != nil {
 		return err
 	}
 	if items.IsNil() {

@@ -108,7 +108,7 @@ func (r *Resource) Decode(ctx context.Context, rec store.Record, into runtime.Ob
 	if err != nil {
 		return err
 	}
-	return r.decode(data, into, rec.Modified)
+	return r.decode(rec.Key, data, into, rec.Modified)
 }
 
 // seal encodes and transforms an object, which it changes.
@@ -145,8 +145,8 @@ func (r *Resource) unseal(ctx context.Context, key string, sealed []byte) (data 
 	return data, stale, nil
 }
 
-// decode reads serialised data into an object as of a revision.
-func (r *Resource) decode(data []byte, into runtime.Object, rev store.Revision) error {
+// decode reads serialised data of a key into an object as of a revision.
+func (r *Resource) decode(key string, data []byte, into runtime.Object, rev store.Revision) error {
 	if into == nil {
 		return errors.New("decode: no object to decode into")
 	}
@@ -154,7 +154,7 @@ func (r *Resource) decode(data []byte, into runtime.Object, rev store.Revision) 
 		if r.corruptible {
 			return &CorruptError{Err: err}
 		}
-		return err
+		return undecodable(key, err)
 	}
 	return r.versioner.UpdateObject(into, uint64(rev))
 }
@@ -170,7 +170,7 @@ func (r *Resource) decodeNew(ctx context.Context, key string, sealed []byte, rev
 		if r.corruptible {
 			return nil, &CorruptError{Err: err}
 		}
-		return nil, err
+		return nil, undecodable(key, err)
 	}
 	return obj, r.versioner.UpdateObject(obj, uint64(rev))
 }

@@ -55,7 +55,12 @@ type RESTConfig struct {
 
 // RESTOptions implements generic.RESTOptionsGetter on a store.Store, with
 // upstream's watch cache in front of each resource.
-type RESTOptions struct{ cfg RESTConfig }
+type RESTOptions struct {
+	cfg RESTConfig
+
+	mu     sync.Mutex
+	stores map[schema.GroupResource]*Storage // guarded by mu
+}
 
 var _ generic.RESTOptionsGetter = (*RESTOptions)(nil)
 
@@ -79,7 +84,18 @@ func NewRESTOptions(ctx context.Context, cfg RESTConfig) (*RESTOptions, error) {
 		return nil, fmt.Errorf("rest options: %w", err)
 	}
 	DeclareWatchProgress()
-	return &RESTOptions{cfg: cfg}, nil
+	return &RESTOptions{cfg: cfg, stores: map[schema.GroupResource]*Storage{}}, nil
+}
+
+// Unreadable returns why objects of a resource cannot be listed, as stored data is damaged; nil:
+// they can, as far as is known.
+func (o *RESTOptions) Unreadable(group schema.GroupResource) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s := o.stores[group]; s != nil {
+		return s.Unreadable()
+	}
+	return nil
 }
 
 func defaultPrefix(group schema.GroupResource) string {
@@ -148,6 +164,9 @@ func (o *RESTOptions) decorate(
 	if err != nil {
 		return nil, nil, err
 	}
+	o.mu.Lock()
+	o.stores[backend.GroupResource] = bare
+	o.mu.Unlock()
 	if o.cfg.Uncached != nil && o.cfg.Uncached(backend.GroupResource) {
 		return bare, func() {}, nil
 	}

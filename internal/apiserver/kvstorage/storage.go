@@ -60,6 +60,7 @@ type Storage struct {
 	compact          func(runtime.Object)
 	progressInterval time.Duration
 	sampleSizes      atomic.Bool
+	unreadable       atomic.Pointer[error] // of the last list of the resource; see Unreadable
 
 	mu sync.Mutex
 	// followers are the watches that want progress; guarded by mu.
@@ -153,6 +154,25 @@ func (s *Storage) Get(ctx context.Context, key string, opts storage.GetOptions, 
 		return storage.NewCorruptObjError(key, corrupt)
 	}
 	return err
+}
+
+// Unreadable is why objects of the resource could not be listed when they were last: stored
+// data is damaged. nil: they could, or it failed for another reason.
+func (s *Storage) Unreadable() error {
+	if err := s.unreadable.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// noteList remembers what a list found. One of a part of the resource proves nothing of the rest.
+func (s *Storage) noteList(prefix string, more, broken bool, err error) {
+	switch {
+	case broken, errors.Is(err, store.ErrDamaged):
+		s.unreadable.Store(&err)
+	case err == nil && !more && prefix == s.pathPrefix+s.prefix[1:]:
+		s.unreadable.Store(nil)
+	}
 }
 
 // notOlder checks a read at a revision against the oldest that the caller takes.

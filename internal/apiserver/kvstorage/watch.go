@@ -162,7 +162,8 @@ func (w *watcher) pump() error {
 }
 
 // sendInitial sends what exists as ADDED, at one revision, and goes on from it.
-func (w *watcher) sendInitial() error {
+func (w *watcher) sendInitial() (err error) {
+	defer func() { w.noteList(w.key, false, false, err) }()
 	if w.after > 0 {
 		now, err := w.store.Revision(w.ctx)
 		if err != nil {
@@ -301,6 +302,7 @@ func (e *corruptDeletionError) Error() string {
 func errorEvent(err error) watch.Event {
 	var status *apierrors.StatusError
 	var corrupt *corruptDeletionError
+	var unreadable *unreadableError
 	switch {
 	case errors.As(err, &status):
 	case errors.As(err, &corrupt):
@@ -319,6 +321,10 @@ func errorEvent(err error) watch.Event {
 	case errors.Is(err, store.ErrClosed):
 		status = apierrors.NewServiceUnavailable(err.Error())
 	default:
+		if err = public(err); errors.As(internalError(err), &unreadable) {
+			status = &apierrors.StatusError{ErrStatus: unreadable.Status()}
+			break
+		}
 		status = apierrors.NewInternalError(err)
 	}
 	return watch.Event{Type: watch.Error, Object: &status.ErrStatus}

@@ -65,7 +65,7 @@ func (r *reader) of(ctx context.Context, rec *store.Record) (*state, error) {
 	var err error
 	st.data, st.stale, err = r.unseal(ctx, r.key, rec.Value)
 	if err == nil {
-		err = r.decode(st.data, st.obj, rec.Modified)
+		err = r.decode(r.key, st.data, st.obj, rec.Modified)
 	}
 	switch {
 	case err != nil && r.wantUnreadable:
@@ -187,7 +187,7 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 	case out == nil:
 		return nil
 	}
-	return s.decode(data, out, rev)
+	return s.decode(key, data, out, rev)
 }
 
 func put(key string, value []byte, ttlSeconds uint64) *store.Op {
@@ -273,7 +273,7 @@ func (r *reader) update(
 		}
 		op = put(r.key, sealed, ttl)
 	} else if len(CompanionsFrom(ctx).snapshot(OnUpdate)) == 0 {
-		return nil, r.decode(data, destination, st.rev)
+		return nil, r.decode(r.key, data, destination, st.rev)
 	}
 	rev, lost, err := r.commit(ctx, OnUpdate, r.key, st.rev, op)
 	switch {
@@ -282,7 +282,7 @@ func (r *reader) update(
 	case lost != nil:
 		return r.of(ctx, lost.Current)
 	}
-	return nil, r.decode(data, destination, rev)
+	return nil, r.decode(r.key, data, destination, rev)
 }
 
 // Delete implements storage.Interface. The object returned carries the revision
@@ -328,7 +328,7 @@ func (s *Storage) Delete(
 		case r.wantUnreadable:
 			return nil
 		}
-		return s.decode(st.data, out, rev)
+		return s.decode(key, st.data, out, rev)
 	}
 }
 

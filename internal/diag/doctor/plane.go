@@ -46,6 +46,18 @@ func (x examiner) server(ctx context.Context) Finding {
 	return f
 }
 
+// fixDamage is what to do about stored data that is damaged.
+const fixDamage = "restore a backup (proxima restore). Agents go on with what they have"
+
+// DamageProblems are the kinds of objects that cannot be read, as stored data is damaged.
+func DamageProblems(s admin.StoreStatus) []string {
+	var out []string
+	for _, resource := range slices.Sorted(maps.Keys(s.Unreadable)) {
+		out = append(out, fmt.Sprintf("%s cannot be read, and what depends on them waits: %s", resource, s.Unreadable[resource]))
+	}
+	return out
+}
+
 // planeState is about the store of a control plane, its audit logs, and machines
 // that are gone, or may be; none for an API that is not Proxima's, or that does not
 // let this user read its status.
@@ -60,6 +72,9 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
 	if status.Store.Problem != "" {
 		f.fail(problem.StoreUnwritable, status.Store.Problem, FixDisk+"; reads go on, and writes are refused until then")
+	}
+	if damage := DamageProblems(status.Store); len(damage) > 0 {
+		f.fail(problem.StoreDamaged, strings.Join(damage, "; "), fixDamage)
 	}
 	out := []Finding{f, auditState(status.Audit)}
 	if status.Role != "global" { // which has no nodes

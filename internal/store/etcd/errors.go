@@ -36,6 +36,9 @@ type DamagedError struct {
 	Key, Detail string
 }
 
+// Is makes it match [store.ErrDamaged].
+func (e *DamagedError) Is(target error) bool { return target == store.ErrDamaged }
+
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf("the key %q in etcd is damaged (%s); delete it with etcdctl del, or restore a backup", e.Key, e.Detail)
 }

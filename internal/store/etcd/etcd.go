@@ -295,7 +295,7 @@ func (s *Store) failed(ctx context.Context, op string, err error) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%s in state %s: %w", op, s.target.label, explain(err))
+	return &store.MediumError{Op: op, At: s.target.label, Err: explain(err), Private: true}
 }
 
 // Properties implements store.Store.

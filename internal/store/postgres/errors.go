@@ -31,6 +31,9 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("the tables are damaged (%s); restore a backup", e.Detail)
 }
 
+// Is makes it match [store.ErrDamaged].
+func (e *DamagedError) Is(target error) bool { return target == store.ErrDamaged }
+
 // ReplacedError reports that the database no longer holds the history that the
 // store was opened on: it was restored, or its server's successor lacks commits.
 // The store is of no use from then on; open it again.

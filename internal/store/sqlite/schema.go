@@ -84,6 +84,9 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("the file is damaged (%s); restore a backup, or move the file away to start empty", e.Detail)
 }
 
+// Is makes it match [store.ErrDamaged].
+func (e *DamagedError) Is(target error) bool { return target == store.ErrDamaged }
+
 // SchemaError reports a file that this program does not understand.
 type SchemaError struct {
 	// Foreign is true for a database of another application.

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -189,7 +190,7 @@ func (s *Store) failed(ctx context.Context, op string, err error) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s in state %q: %w", op, s.path, explain(err))
+	return &store.MediumError{Op: op, At: strconv.Quote(s.path), Err: explain(err)}
 }
 
 // Properties implements store.Store.
