@@ -49,6 +49,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		a.gateway = a.newGateway()
 	}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err := makeDataDir(cfg.DataDir, a.log); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}

@@ -68,8 +68,8 @@ func Restore(ctx context.Context, cfg RestoreConfig) (Restored, error) {
 		return Restored{}, fmt.Errorf("restore %s: %w", cfg.File, err)
 	}
 	r := &restorer{cfg: cfg, from: from, now: time.Now(), done: Restored{Header: from.Header, KeyFile: keyFile(cfg.DataDir)}}
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		return Restored{}, fmt.Errorf("data directory: %w", err)
+	if err := makeDataDir(cfg.DataDir, orDiscard(cfg.Logger)); err != nil {
+		return Restored{}, err
 	}
 	if err := r.run(ctx); err != nil {
 		return Restored{}, err

@@ -2,9 +2,7 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -60,8 +58,8 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 			return nil, err
 		}
 	}
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
+	if err := makeDataDir(cfg.DataDir, log); err != nil {
+		return nil, err
 	}
 	// The store is opened first: it makes sure that no other process uses the data.
 	opening, err := open(ctx, cfg.Store, cfg.DataDir, log)

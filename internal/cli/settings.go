@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -41,7 +42,7 @@ func (s *settings) addGlobalFlags(root *cobra.Command) {
 }
 
 // defaultDataDir follows the file system hierarchy for root and the XDG
-// directories for other users.
+// directories for other users. It is empty for a user without a home directory.
 func (s *settings) defaultDataDir() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/proxima"
@@ -52,7 +53,11 @@ func (s *settings) defaultDataDir() string {
 	if home, err := os.UserHomeDir(); err == nil {
 		return filepath.Join(home, ".local", "share", "proxima")
 	}
-	return filepath.Join(os.TempDir(), "proxima")
+	// Without HOME, as of some services. A directory for files of all users is none for keys.
+	if u, err := user.Current(); err == nil && filepath.IsAbs(u.HomeDir) && u.HomeDir != "/" {
+		return filepath.Join(u.HomeDir, ".local", "share", "proxima")
+	}
+	return ""
 }
 
 // load fills flags that the command line left alone: from the environment, then
@@ -68,6 +73,13 @@ func (s *settings) load(cmd *cobra.Command) error {
 	}
 	if s.dataDir == "" {
 		s.dataDir = s.defaultDataDir()
+	}
+	if s.dataDir == "" && cmd.Name() != "version" {
+		return &problem.Error{
+			Code: problem.DataDirectoryInvalid,
+			Err:  errors.New("there is no data directory: this user has no home directory"),
+			Hint: "name one with --data-dir, or set HOME or XDG_DATA_HOME",
+		}
 	}
 	log, err := s.logger()
 	if err != nil {

@@ -38,7 +38,11 @@ const idBytes = 16
 var ID = sync.OnceValues(func() (string, error) {
 	host, err := hostID()
 	if err == nil && host == "" {
-		host, err = generated(stateFile())
+		path := stateFile()
+		if path == "" {
+			return "", errors.New("machine identity: this machine has none (/etc/machine-id), and this user no home directory for one: set HOME or XDG_STATE_HOME")
+		}
+		host, err = generated(path)
 	}
 	if err != nil {
 		return "", fmt.Errorf("machine identity: %w", err)
@@ -71,7 +75,7 @@ func readID(path string) (string, error) {
 	return id, err
 }
 
-// stateFile is where a generated ID is kept.
+// stateFile is where a generated ID is kept; empty: this user has no directory for it.
 func stateFile() string {
 	dir := os.Getenv("XDG_STATE_HOME")
 	switch {
@@ -79,8 +83,8 @@ func stateFile() string {
 		dir = "/var/lib"
 	case dir == "":
 		home, err := os.UserHomeDir()
-		if err != nil {
-			home = os.TempDir()
+		if err != nil { // what others can write to is no place for it
+			return ""
 		}
 		dir = filepath.Join(home, ".local", "state")
 	}

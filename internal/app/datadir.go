@@ -1,0 +1,45 @@
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+// makeDataDir makes the data directory, which has keys in it, and refuses one that is not this
+// user's own: whoever else can write to it can replace what is in it. Permissions of others to
+// write, as a volume has that nobody else can reach, are taken away.
+func makeDataDir(dir string, log *slog.Logger) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	if owner, known := ownerOf(info); known && owner != 0 && owner != os.Geteuid() && os.Geteuid() != 0 {
+		return &problem.Error{
+			Code: problem.DataDirectoryInvalid,
+			Err:  fmt.Errorf("data directory %s belongs to user %d, who can replace what is in it", dir, owner),
+			Hint: "choose another --data-dir, or run the command as its owner",
+		}
+	}
+	const othersWrite = 0o022
+	mode := info.Mode()
+	switch {
+	case mode.Perm()&othersWrite == 0:
+	case mode&os.ModeSticky != 0:
+		return &problem.Error{
+			Code: problem.DataDirectoryInvalid,
+			Err:  fmt.Errorf("data directory %s is a directory for files of all users", dir),
+			Hint: "choose a directory of this user's own with --data-dir",
+		}
+	default:
+		if err := os.Chmod(dir, mode.Perm()&^othersWrite); err != nil {
+			log.Warn("other users can write to the data directory, and replace what is in it", "path", dir, "error", err)
+		}
+	}
+	return nil
+}
