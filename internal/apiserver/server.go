@@ -31,6 +31,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
@@ -178,6 +179,7 @@ func New(cfg Config) (*Server, error) {
 		s.generic.Destroy()
 		return nil, fmt.Errorf("new API server: %w", err)
 	}
+	s.generic.Handler.NonGoRestfulMux.NotFoundHandler(missing{s.generic})
 	s.installOpenAPI(generic)
 	return s, nil
 }
@@ -195,6 +197,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c := genericapiserver.NewConfig(schemes.codecs)
 	c.SecureServing = &genericapiserver.SecureServingInfo{
 		Listener: s.connections, Cert: cert, ClientCA: clientCA, HTTP2MaxStreamsPerConnection: streamsPerConnection,
+		CipherSuites: listener.CipherSuites(),
 	}
 	c.Authentication.Authenticator = door{s.cfg.Authenticator}
 	c.Authorization.Authorizer = gate{s.cfg.Authorizer}
@@ -204,6 +207,10 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.EnableProfiling = false
 	s.limiter = newLimiter(s.cfg.Limits, schemes.codecs)
 	s.limiter.configure(c)
+	build := c.BuildHandlerChainFunc
+	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
+		return build(wellFormed(h, schemes.codecs), c)
+	}
 	if build := c.BuildHandlerChainFunc; s.cfg.Guard != nil {
 		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler { return s.cfg.Guard(build(h, c)) }
 	}

@@ -74,7 +74,7 @@ func newOwnPaths(cfg ControlPlaneConfig, s *storage, ready func() bool, log *slo
 		return nil, err
 	}
 	q.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert,
+		MinVersion: tls.VersionTLS12, CipherSuites: listener.CipherSuites(), Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert,
 		NextProtos: []string{"h2", "http/1.1"},
 	}
 	q.handle()

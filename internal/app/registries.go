@@ -130,7 +130,7 @@ func openRegistries(cfg ControlPlaneConfig, core *registry.Core, s *storage, a *
 			return nil, err
 		}
 		p.listener = registry.Listener(l, cfg.Registries.TLS, &tls.Config{
-			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: p.alpn,
+			MinVersion: tls.VersionTLS12, CipherSuites: listener.CipherSuites(), Certificates: []tls.Certificate{certificate}, NextProtos: p.alpn,
 		})
 		core.Meters.Listens(p.protocol, l.Addr().String())
 		core.Meters.Limit(p.protocol, limit)

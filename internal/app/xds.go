@@ -174,7 +174,7 @@ func (p *proxies) trusted() (*mesh.Trust, *tls.Config) {
 	}
 	p.trust = trust
 	p.config = &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{p.certificate}, NextProtos: []string{"h2"},
+		MinVersion: tls.VersionTLS12, CipherSuites: listener.CipherSuites(), Certificates: []tls.Certificate{p.certificate}, NextProtos: []string{"h2"},
 		ClientAuth: p.clientAuth, ClientCAs: clientRoots(own, trust),
 	}
 	return p.trust, p.config

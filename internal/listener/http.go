@@ -6,10 +6,11 @@ import (
 )
 
 // HTTPServer is a server for small questions, such as health and metrics, that
-// ends connections which are slow or idle. The caller serves and closes it.
+// ends connections which are slow or idle. Over loopback it answers those alone that name this
+// machine (421 otherwise), so that pages of a browser cannot read it. The caller serves and closes it.
 func HTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           handler,
+		Handler:           ownHost(handler),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      time.Minute,
