@@ -27,7 +27,8 @@ import (
 
 // plannedWorld has planned one Service: two zones, and
 // endpoints in one of them.
-func plannedWorld(t *testing.T) Config {
+func plannedWorld(t testing.TB) Config {
+	t.Helper()
 	client := resourcetest.New()
 	var objects []resource.Object
 	for _, zone := range []string{"a", "b"} {

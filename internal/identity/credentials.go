@@ -72,15 +72,19 @@ func LoadCredentials(dir string) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load credentials: %w", err)
 	}
-	var s storedCredentials
-	if err := json.Unmarshal(data, &s); err != nil {
-		return nil, fmt.Errorf("load credentials %s: damaged (%w): remove it and join again with a token", path, err)
-	}
-	c, err := newCredentials(s)
+	c, err := parseCredentials(data)
 	if err != nil {
 		return nil, fmt.Errorf("load credentials %s: %w: remove it and join again with a token", path, err)
 	}
 	return c, nil
+}
+
+func parseCredentials(data []byte) (*Credentials, error) {
+	var s storedCredentials
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("damaged (%w)", err)
+	}
+	return newCredentials(s)
 }
 
 // RemoveCredentials removes what Enroll and Renewer left in a directory. That

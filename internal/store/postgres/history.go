@@ -99,6 +99,9 @@ func scanEvent(row pgx.Row) (e store.Event, batch store.Revision, err error) {
 		return store.Event{}, 0, err
 	}
 	e.Kind, e.Record.Key, e.Record.Expires = store.EventKind(kind), string(key), fromColumn(expires)
+	if e.Kind != store.Put && e.Kind != store.Delete || len(key) == 0 || e.Record.Modified < 1 {
+		return store.Event{}, 0, &DamagedError{Detail: fmt.Sprintf("%q at revision %d is not a change of a key", key, e.Record.Modified)}
+	}
 	if prevRevision != nil {
 		e.Prev = &store.Record{
 			Key: e.Record.Key, Value: prevValue, Created: *prevCreated, Modified: *prevRevision, Expires: fromColumn(*prevExpires),
