@@ -40,6 +40,11 @@ func (o *Outage) Over() {
 	}
 }
 
+// Began notes that a call which began at a time has not reached the server. An outage counts
+// from the first such call, which may have waited long for an answer; without Began it counts
+// from the first Again.
+func (o *Outage) Began(at time.Time) { o.begin.CompareAndSwap(nil, &at) }
+
 // Again waits before another try; try is the number of those that failed before, from 0. It
 // returns false if there should be none.
 func (o *Outage) Again(ctx context.Context, try int) bool {

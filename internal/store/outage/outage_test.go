@@ -32,6 +32,10 @@ func TestOutage(t *testing.T) {
 		if !o.Again(t.Context(), 0) {
 			t.Error("the next outage is not waited out")
 		}
+		o.Over()
+		if o.Began(time.Now().Add(-11 * time.Second)); o.Again(t.Context(), 0) {
+			t.Error("a call that has waited long is tried again")
+		}
 	})
 }
 

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// phaseTimeout bounds one exchange with the database; the longest wait in it
-	// is for other instances' commits.
+	// phaseTimeout bounds one exchange with the database that is no part of a commit; the longest
+	// wait in it is for other instances' commits.
 	phaseTimeout = 30 * time.Second
 	// keepAlive is how often the writer's session shows that it lives.
 	keepAlive = 20 * time.Second
@@ -35,7 +35,8 @@ const (
 type writer struct {
 	target       target
 	store        *Store
-	id           int64 // marks our rows in the history
+	id           int64         // marks our rows in the history
+	limit        time.Duration // of an exchange of a commit
 	conn         *pgx.Conn
 	expiryLeader bool          // this session has the expiry lock
 	claims       bool          // each session must have the claim to the state
@@ -148,6 +149,7 @@ func (w *writer) commit(ctx context.Context, requests []*group.Request, now time
 		w.undo(ctx)
 		return p.before.revision, nil
 	}
+	finishing := time.Now()
 	err = w.finish(ctx, p)
 	switch {
 	case err == nil:
@@ -157,7 +159,7 @@ func (w *writer) commit(ctx context.Context, requests []*group.Request, now time
 		return 0, err
 	}
 	w.disconnect()
-	return p.before.revision, w.resolve(ctx, p, err)
+	return p.before.revision, w.resolve(ctx, p, finishing, err)
 }
 
 // begin opens a transaction, takes the commit lock and reads the state of the
@@ -174,7 +176,7 @@ func (w *writer) commit(ctx context.Context, requests []*group.Request, now time
 // when it began, so the ones after the lock see all that earlier holders did.
 // One snapshot for the transaction would be that of the moment the wait began.
 func (w *writer) begin(ctx context.Context, requests []*group.Request) (*plan, error) {
-	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()
 	p := &plan{current: map[string]*store.Record{}, changed: map[string]struct{}{}}
 	known := w.store.hub.Revision()
@@ -304,7 +306,7 @@ func event(revision store.Revision, op store.Op, prev *store.Record, now time.Ti
 // finish writes a plan and commits it. If a statement fails, the server skips
 // those after it, so COMMIT is reached only after all others went well.
 func (w *writer) finish(ctx context.Context, p *plan) error {
-	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()
 	var batch pgx.Batch
 	p.queueHistory(&batch, w.id)
@@ -384,10 +386,10 @@ func (w *writer) undo(ctx context.Context) {
 // COMMIT. It returns nil if it was, the cause if it was not, and an *UnknownError if
 // the database gives no answer.
 //
+// It tries until an outage that began with the COMMIT has lasted too long, and once at least.
 // resolve takes the commit lock. The lost session held that lock, so it is over by
 // then, and the answer is final.
-func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
-	begin := time.Now()
+func (w *writer) resolve(ctx context.Context, p *plan, begin time.Time, cause error) error {
 	for try := 0; ; try++ {
 		committed, known, err := w.lookUp(ctx, p)
 		switch {
@@ -405,7 +407,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 
 // lookUp searches for the rows of a plan.
 func (w *writer) lookUp(ctx context.Context, p *plan) (committed, known bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()
 	conn, err := w.connected(ctx)
 	if err != nil {

@@ -130,6 +130,29 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
+// TestFrozen: a server that does not answer is an outage as one that is gone.
+func TestFrozen(t *testing.T) {
+	wire := newWire()
+	const limit = 2 * time.Second
+	s := open(t, testkit.Postgres(t), Options{dial: wire.dial, outageTimeout: limit, exchangeTimeout: limit})
+	if _, err := s.Commit(t.Context(), put("a", "1")); err != nil {
+		t.Fatal(err)
+	}
+	wire.freeze()
+	begin := time.Now()
+	_, err := s.Commit(t.Context(), put("a", "2"))
+	if took := time.Since(begin); err == nil || took > 3*limit {
+		t.Errorf("%v after %s, want an error after %s", err, took, limit)
+	}
+	wire.heal()
+	for s.Ready(t.Context()) != nil && time.Since(begin) < time.Minute {
+		continue // each blocks for an exchange
+	}
+	if _, err := s.Commit(t.Context(), put("a", "3")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestUnknown: the database is out of reach after a COMMIT. The error reports that it
 // may have happened; when the database is back, the commit is found.
 func TestUnknown(t *testing.T) {

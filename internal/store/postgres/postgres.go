@@ -55,6 +55,9 @@ type Options struct {
 
 	dial          pgconn.DialFunc // for tests; nil: the real one
 	outageTimeout time.Duration   // for tests; 0: the constant
+	// exchangeTimeout bounds one exchange of a commit, for tests; 0: that of outages. A server
+	// that is there and does not answer is an outage, too.
+	exchangeTimeout time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -69,6 +72,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.outageTimeout == 0 {
 		o.outageTimeout = outage.Timeout
+	}
+	if o.exchangeTimeout == 0 {
+		o.exchangeTimeout = outage.Timeout
 	}
 	return o
 }
@@ -146,7 +152,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 func (s *Store) open(ctx context.Context, opts Options) error {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
-	s.writer = &writer{target: s.target, store: s, id: int64(binary.BigEndian.Uint64(id[:]) >> 1)}
+	s.writer = &writer{target: s.target, store: s, id: int64(binary.BigEndian.Uint64(id[:]) >> 1), limit: opts.exchangeTimeout}
 	conn, err := s.writer.connected(ctx)
 	if err != nil {
 		return err

@@ -18,6 +18,8 @@ type wire struct {
 	conns map[*wireConn]struct{}
 	down  bool
 	deaf  bool // a session that sends LISTEN is cut off
+	// frozen: what is written arrives nowhere, and nothing is answered.
+	frozen bool
 	// marks are faults to inject, once, into writes that contain such bytes.
 	marks map[string]fault
 }
@@ -65,7 +67,20 @@ func (w *wire) cut() {
 func (w *wire) heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.down = false
+	w.down, w.frozen = false, false
+}
+
+// freeze is a server that stops, or a network that drops everything, until heal.
+func (w *wire) freeze() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frozen = true
+}
+
+func (w *wire) isFrozen() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.frozen
 }
 
 func (w *wire) mark(text string, f fault) {
@@ -96,6 +111,9 @@ type wireConn struct {
 }
 
 func (c *wireConn) Write(p []byte) (int, error) {
+	if c.wire.isFrozen() {
+		return len(p), nil
+	}
 	f, ok := c.wire.marked(p)
 	if !ok {
 		return c.Conn.Write(p)

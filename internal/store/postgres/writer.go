@@ -59,6 +59,7 @@ func (s *Store) write() {
 // settle commits a group, publishes it and answers. No caller is answered, not even
 // with a conflict, before what the answer builds on is durable.
 func (s *Store) settle(ctx context.Context, requests []*group.Request) {
+	begin := time.Now()
 	for try := 0; len(requests) > 0; try++ {
 		before, err := s.writer.commit(ctx, requests, s.clock.Now())
 		_ = s.noted(err)
@@ -70,6 +71,7 @@ func (s *Store) settle(ctx context.Context, requests []*group.Request) {
 		}
 		switch {
 		case unavailable(err):
+			s.writes.Began(begin)
 			if !s.queue.Closing() && s.writes.Again(ctx, try) {
 				// It did not happen, so those who lost interest may leave.
 				requests = group.Withdraw(requests)
