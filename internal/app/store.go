@@ -26,6 +26,8 @@ const (
 	// etcdSeenFile keeps, in the data directory, the newest revision of an etcd that
 	// this control plane has seen.
 	etcdSeenFile = "etcd-seen.json"
+	// postgresSeenFile is the same of a PostgreSQL.
+	postgresSeenFile = "postgres-seen.json"
 )
 
 // openStore opens what --store names, for this process alone.
@@ -63,7 +65,12 @@ func openStoreAs(ctx context.Context, name, dataDir string, exclusive bool, log 
 		}
 		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("component", "store")})
 	case "postgres", "postgresql":
-		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("component", "store"), Exclusive: exclusive, Shared: !exclusive})
+		if err := os.MkdirAll(dataDir, 0o700); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		s, err := postgres.Open(ctx, name, postgres.Options{
+			Logger: log.With("component", "store"), SeenFile: filepath.Join(dataDir, postgresSeenFile), Exclusive: exclusive, Shared: !exclusive,
+		})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
 			return nil, &problem.Error{

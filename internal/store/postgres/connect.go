@@ -152,9 +152,10 @@ func (t target) dial(ctx context.Context) (*pgx.Conn, error) {
 // inspect checks the server, and logs what an operator should know about it.
 func (t target) inspect(ctx context.Context, conn *pgx.Conn, logger *slog.Logger) error {
 	var version int
-	var fsync, pageWrites bool
+	var fsync, pageWrites, checksums bool
 	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int,
-		current_setting('fsync')::bool, current_setting('full_page_writes')::bool`).Scan(&version, &fsync, &pageWrites); err != nil {
+		current_setting('fsync')::bool, current_setting('full_page_writes')::bool, current_setting('data_checksums') <> 'off'`).
+		Scan(&version, &fsync, &pageWrites, &checksums); err != nil {
 		return err
 	}
 	if version/10000 < oldest {
@@ -163,6 +164,10 @@ func (t target) inspect(ctx context.Context, conn *pgx.Conn, logger *slog.Logger
 	if !fsync || !pageWrites {
 		logger.Warn("the PostgreSQL server runs without fsync or full_page_writes: a power cut loses or corrupts acknowledged commits",
 			"store", t.label)
+	}
+	if !checksums {
+		logger.Warn("the PostgreSQL server keeps no checksums of its pages: damage on its disk is not noticed; "+
+			"stop it once and run pg_checksums --enable", "store", t.label)
 	}
 	if _, encrypted := conn.PgConn().Conn().(*tls.Conn); !encrypted && !local(conn.PgConn().Conn().RemoteAddr()) {
 		logger.Warn("the connection to PostgreSQL is not encrypted: everybody on the way reads and changes the state; "+

@@ -53,6 +53,10 @@ type Options struct {
 	// Open fails with *InUseError if one has. Without Exclusive and Shared nothing is claimed.
 	Shared bool
 
+	// SeenFile keeps the newest revision that this instance has seen, in a folder that exists, so
+	// that a database that was set back is noticed at the next Open; empty: it is not.
+	SeenFile string
+
 	dial          pgconn.DialFunc // for tests; nil: the real one
 	outageTimeout time.Duration   // for tests; 0: the constant
 	// exchangeTimeout bounds one exchange of a commit, for tests; 0: that of outages. A server
@@ -87,6 +91,8 @@ type Store struct {
 	clock  clock.Clock
 	hub    *watch.Hub
 	expiry *expiry.Queue
+	// seenFile is Options.SeenFile.
+	seenFile string
 
 	pool     *pgxpool.Pool // for everything but commits and notifications
 	writer   *writer
@@ -132,6 +138,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	s := &Store{
 		target: t, logger: opts.Logger, clock: opts.Clock,
 		expiry:   expiry.New(opts.Clock, opts.Logger),
+		seenFile: opts.SeenFile,
 		follower: newFollower(),
 		queue:    group.New(),
 		running:  running, stop: stop,
@@ -146,6 +153,9 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	s.others.Go(func() { s.listen(running) })
 	s.others.Go(func() { s.follow(running) })
 	s.others.Go(func() { s.expiry.Run(running, s.expire) })
+	if s.seenFile != "" {
+		s.others.Go(func() { s.keepSighting(running) })
+	}
 	return s, nil
 }
 
@@ -171,6 +181,9 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	}
 	now, err := verify(ctx, conn)
 	if err != nil {
+		return err
+	}
+	if now, err = s.resume(ctx, conn, now); err != nil {
 		return err
 	}
 	s.epoch = now.epoch
