@@ -219,7 +219,7 @@ func (c *Client) Try(ctx context.Context, kind *resource.Descriptor, obj resourc
 		_, err = s.front.Create(ctx, in, rest.ValidateAllObjectFunc, &metav1.CreateOptions{DryRun: dryRun})
 		return err
 	}
-	_, _, err = s.front.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(in), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc,
+	_, _, err = s.front.Update(context.WithValue(ctx, updateOnly{}, true), obj.GetName(), rest.DefaultUpdatedObjectInfo(in), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc,
 		false, &metav1.UpdateOptions{DryRun: dryRun})
 	return err
 }
@@ -261,7 +261,8 @@ func (c *Client) update(ctx context.Context, s *served, to rest.Updater, obj res
 		}
 		return next, nil
 	})
-	out, _, err := to.Update(c.context(ctx, s, obj.GetNamespace()), obj.GetName(), info,
+	ctx = context.WithValue(c.context(ctx, s, obj.GetNamespace()), updateOnly{}, true)
+	out, _, err := to.Update(ctx, obj.GetName(), info,
 		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{})
 	return s.own(out, err)
 }

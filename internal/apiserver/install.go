@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -233,8 +234,15 @@ func (s *Server) install(schemes *schemes) error {
 	g.add(authenticationv1.SchemeGroupVersion, "selfsubjectreviews", selfSubjectReview())
 	g.add(authenticationv1.SchemeGroupVersion, "tokenreviews", tokenReview(s.cfg.Authenticator))
 	g.add(authorizationv1.SchemeGroupVersion, "selfsubjectaccessreviews", selfSubjectAccessReview(gate{s.cfg.Authorizer}))
+	if s.cfg.Rules != nil {
+		g.add(authorizationv1.SchemeGroupVersion, "selfsubjectrulesreviews", selfSubjectRulesReview(s.cfg.Rules))
+	}
 	g.add(authorizationv1.SchemeGroupVersion, "subjectaccessreviews", subjectAccessReview(gate{s.cfg.Authorizer}))
 	g.add(authorizationv1.SchemeGroupVersion, "localsubjectaccessreviews", localSubjectAccessReview(gate{s.cfg.Authorizer}))
+
+	for _, k := range emptyKinds(s.cfg.Kinds) {
+		g.add(k.GVK.GroupVersion(), k.Resource, k)
+	}
 
 	params := runtime.NewParameterCodec(schemes.serving)
 	var named []*genericapiserver.APIGroupInfo
@@ -262,7 +270,7 @@ func (s *Server) install(schemes *schemes) error {
 		s.generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
 	}
 	s.generic.Handler.NonGoRestfulMux.HandleFunc(customKindsPath, noCustomKinds)
-	s.refuse(s.cfg.Unoffered)
+	s.refuse(append(slices.Clone(s.cfg.Unoffered), emptyElsewhere()...))
 	for path, handler := range s.cfg.ExtraHandlers {
 		s.Handle(path, handler)
 	}

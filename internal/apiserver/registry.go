@@ -211,7 +211,7 @@ func (s *subresource) Get(ctx context.Context, name string, options *metav1.GetO
 // Update never creates: a part cannot come before the whole.
 func (s *subresource) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return s.store.Update(ctx, name, checkedMeta(s.kind, info), create, update, false, options)
+	return s.store.Update(context.WithValue(ctx, updateOnly{}, true), name, checkedMeta(s.kind, info), create, update, false, options)
 }
 
 // GetResetFields implements rest.ResetFieldsStrategy.

@@ -38,7 +38,7 @@ func authenticationReviews() []runtime.Object {
 
 func authorizationReviews() []runtime.Object {
 	return []runtime.Object{
-		&authorizationv1.SelfSubjectAccessReview{}, &authorizationv1.SubjectAccessReview{}, &authorizationv1.LocalSubjectAccessReview{},
+		&authorizationv1.SelfSubjectAccessReview{}, &authorizationv1.SelfSubjectRulesReview{}, &authorizationv1.SubjectAccessReview{}, &authorizationv1.LocalSubjectAccessReview{},
 	}
 }
 
@@ -116,6 +116,39 @@ func selfSubjectAccessReview(authz authorizer.Authorizer) review {
 				return invalidReview(authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"), errs)
 			}
 			sar.Status = decide(ctx, authz, who, sar.Spec.ResourceAttributes, sar.Spec.NonResourceAttributes)
+			return nil
+		},
+	}
+}
+
+// selfSubjectRulesReview lists what the user may do in a namespace (kubectl auth can-i --list).
+// The answer has the status alone, as that of Kubernetes.
+func selfSubjectRulesReview(rules authorizer.RuleResolver) review {
+	return review{
+		newFunc:  func() runtime.Object { return &authorizationv1.SelfSubjectRulesReview{} },
+		singular: "selfsubjectrulesreview",
+		answer: func(ctx context.Context, who user.Info, question runtime.Object) error {
+			r := question.(*authorizationv1.SelfSubjectRulesReview)
+			if r.Spec.Namespace == "" {
+				return apierrors.NewBadRequest("no namespace on request")
+			}
+			resources, paths, incomplete, err := rules.RulesFor(ctx, who, r.Spec.Namespace)
+			*r = authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{
+				ResourceRules: []authorizationv1.ResourceRule{}, NonResourceRules: []authorizationv1.NonResourceRule{}, Incomplete: incomplete,
+			}}
+			if err != nil {
+				r.Status.EvaluationError = err.Error()
+			}
+			for _, rule := range resources {
+				r.Status.ResourceRules = append(r.Status.ResourceRules, authorizationv1.ResourceRule{
+					Verbs: rule.GetVerbs(), APIGroups: rule.GetAPIGroups(), Resources: rule.GetResources(), ResourceNames: rule.GetResourceNames(),
+				})
+			}
+			for _, rule := range paths {
+				r.Status.NonResourceRules = append(r.Status.NonResourceRules, authorizationv1.NonResourceRule{
+					Verbs: rule.GetVerbs(), NonResourceURLs: rule.GetNonResourceURLs(),
+				})
+			}
 			return nil
 		},
 	}

@@ -34,6 +34,12 @@ func newSchemes(kinds []*resource.Descriptor) (*schemes, error) {
 		for _, kind := range kinds {
 			registerKind(scheme, kind)
 		}
+		for _, k := range emptyKinds(kinds) {
+			k.register(scheme, k.GVK.GroupVersion())
+		}
+	}
+	for _, k := range emptyKinds(kinds) {
+		k.register(s.serving, schema.GroupVersion{Group: k.GVK.Group, Version: runtime.APIVersionInternal})
 	}
 	registerReviewsInternal(s.serving)
 	for _, kind := range kinds {
@@ -135,6 +141,9 @@ func (t textOnly) SupportedMediaTypes() []runtime.SerializerInfo {
 // fieldLabels defines which fields a selector may name, and their names in the
 // attributes of a stored object.
 func fieldLabels(kind *resource.Descriptor) runtime.FieldLabelConversionFunc {
+	if kind.Fields == nil && !isEventAlias(kind) {
+		return runtime.DefaultMetaV1FieldSelectorConversion
+	}
 	known := map[string]string{"metadata.name": "metadata.name", "metadata.namespace": "metadata.namespace"}
 	if kind.Fields != nil {
 		for label := range kind.Fields(kind.New()) {

@@ -54,7 +54,10 @@ type Config struct {
 	Authenticator authenticator.Request
 	// Authorizer decides what a user may do.
 	Authorizer authorizer.UnconditionalAuthorizer
-	Logger     *slog.Logger
+	// Rules lists what the Authorizer lets a user do. Optional: without it,
+	// SelfSubjectRulesReview is not served.
+	Rules  authorizer.RuleResolver
+	Logger *slog.Logger
 	// Version of Proxima, as in 0.1.0; it is shown behind Kubernetes' own.
 	Version string
 
@@ -216,6 +219,11 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	}
 	if build := c.BuildHandlerChainFunc; s.cfg.Admitted != nil {
 		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler { return build(s.cfg.Admitted(h), c) }
+	}
+	if build := c.BuildHandlerChainFunc; build != nil {
+		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
+			return build(explainMissing(h, s.cfg.Kinds), c)
+		}
 	}
 	if isLong := c.LongRunningFunc; len(s.cfg.LongRunning) > 0 {
 		c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {

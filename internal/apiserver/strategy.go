@@ -29,9 +29,17 @@ func newStrategy(typer runtime.ObjectTyper, kind *resource.Descriptor) strategy 
 }
 
 func (s strategy) NamespaceScoped() bool                         { return s.kind.Namespaced }
-func (s strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
 func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
 func (s strategy) Canonicalize(runtime.Object)                   {}
+
+// AllowCreateOnUpdate is for requests over HTTP: a controller whose object is gone must learn
+// of it.
+func (s strategy) AllowCreateOnUpdate(ctx context.Context) bool {
+	return s.kind.CreateOnUpdate && ctx.Value(updateOnly{}) == nil
+}
+
+// updateOnly marks the context of an update that creates nothing.
+type updateOnly struct{}
 
 func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	switch {

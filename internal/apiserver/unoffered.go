@@ -7,9 +7,11 @@ import (
 	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // Unoffered is a kind of Kubernetes that this API refuses by name.
@@ -20,9 +22,13 @@ type Unoffered struct {
 	// GVK of the kind; Resource and Singular are its names in URLs and on the command line.
 	GVK                schema.GroupVersionKind
 	Resource, Singular string
+	ShortNames         []string
 	Namespaced         bool
 	// Instead names what to use.
 	Instead string
+	// Empty: it can be read, and there are none. Discovery lists it with the verbs get and
+	// list, which whoever walks the kinds can use.
+	Empty bool
 }
 
 // status is the answer to every request for the kind. It is no NotFound: clients would
@@ -64,14 +70,14 @@ func (s *Server) refuseVersion(gv schema.GroupVersion, kinds []Unoffered) {
 	aggregated := apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
 	for _, k := range kinds {
 		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: k.Resource, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.GVK.Kind, Verbs: metav1.Verbs{},
+			Name: k.Resource, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: k.GVK.Kind, Verbs: k.verbs(), ShortNames: k.ShortNames,
 		})
 		scope := apidiscoveryv2.ScopeCluster
 		if k.Namespaced {
 			scope = apidiscoveryv2.ScopeNamespace
 		}
 		aggregated.Resources = append(aggregated.Resources, apidiscoveryv2.APIResourceDiscovery{
-			Resource: k.Resource, SingularResource: k.Singular, Scope: scope, Verbs: []string{},
+			Resource: k.Resource, SingularResource: k.Singular, Scope: scope, Verbs: k.verbs(), ShortNames: k.ShortNames,
 			ResponseKind: &metav1.GroupVersionKind{Group: gv.Group, Version: gv.Version, Kind: k.GVK.Kind},
 		})
 	}
@@ -88,8 +94,33 @@ func (s *Server) refuseVersion(gv schema.GroupVersion, kinds []Unoffered) {
 			http.NotFound(w, r)
 			return
 		}
-		writeJSON(w, http.StatusMethodNotAllowed, kinds[at].status())
+		kinds[at].serve(w, r)
 	}))
+}
+
+// serve a request for the kind.
+func (u *Unoffered) serve(w http.ResponseWriter, r *http.Request) {
+	info, ok := request.RequestInfoFrom(r.Context())
+	switch {
+	case !u.Empty || !ok || info.Subresource != "" || info.Verb != "get" && info.Verb != "list":
+		writeJSON(w, http.StatusMethodNotAllowed, u.status())
+	case info.Verb == "get":
+		err := apierrors.NewNotFound(schema.GroupResource{Group: u.GVK.Group, Resource: u.Resource}, info.Name)
+		err.ErrStatus.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+		writeJSON(w, http.StatusNotFound, err.ErrStatus)
+	default:
+		writeJSON(w, http.StatusOK, metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{Kind: u.GVK.Kind + "List", APIVersion: u.GVK.GroupVersion().String()},
+			ListMeta: metav1.ListMeta{ResourceVersion: emptyVersion}, Items: []metav1.PartialObjectMetadata{},
+		})
+	}
+}
+
+func (u *Unoffered) verbs() []string {
+	if u.Empty {
+		return []string{"get", "list"}
+	}
+	return []string{}
 }
 
 // resourceIn a path below a version: RESOURCE[/…] or namespaces/NAMESPACE/RESOURCE[/…].

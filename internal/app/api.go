@@ -99,6 +99,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
 		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")),
 		Authorizer:    authorize,
+		Rules:         authorize,
 		Unoffered:     authorize.Unoffered(),
 		Guard:         a.sessions.Guard,
 		Admitted:      a.cordons.guardDrain,

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -531,12 +532,25 @@ func TestHealth(t *testing.T) {
 				t.Errorf("%s: /livez is %d, want %d", when, got, livez)
 			}
 		}
+		body := func(path, want string) {
+			t.Helper()
+			w := httptest.NewRecorder()
+			a.HealthHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			got := regexp.MustCompile(`"(lastUpdated|currentTime)":"[^"]*",?`).ReplaceAllString(strings.TrimSpace(w.Body.String()), "")
+			if got != want {
+				t.Errorf("body of %s: %s, want %s", path, got, want)
+			}
+		}
 		time.Sleep(time.Hour)
 		check("before the first state", 503, 200)
+		body("/healthz", `{"nodeEligible":true,"healthy":false}`)
 		a.Apply(whole(1))
 		check("first state in place", 200, 200)
+		body("/healthz", `{"nodeEligible":true,"healthy":true,"status":{"IPv4":{"healthy":true},"IPv6":{"healthy":true}}}`)
+		body("/livez", `{"healthy":true,"status":{"IPv4":{"healthy":true},"IPv6":{"healthy":true}}}`)
 		a.SetFacts(Facts{Name: "n1", Leaving: true})
 		check("node leaves", 503, 200)
+		body("/healthz", `{"nodeEligible":false,"healthy":true,"status":{"IPv4":{"healthy":true},"IPv6":{"healthy":true}}}`)
 		a.SetFacts(Facts{Name: "n1"})
 		down.Store(true)
 		a.Apply(change(slice(0, 9)))
@@ -544,6 +558,7 @@ func TestHealth(t *testing.T) {
 		check("pending for less than two sync periods", 200, 200)
 		time.Sleep(2 * time.Second)
 		check("pending for two sync periods", 503, 503)
+		body("/livez", `{"healthy":false,"status":{"IPv4":{"healthy":false},"IPv6":{"healthy":false}}}`)
 		down.Store(false)
 		time.Sleep(time.Minute)
 		check("recovered", 200, 200)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // HealthHandler answers /healthz and /livez (port 10256), 200 or 503, with
@@ -18,11 +19,12 @@ func (a *Agent) HealthHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		h := a.health(time.Now())
-		h.write(w, h.alive)
+		h.write(w, h.alive, true)
 	})
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		h := a.health(time.Now())
-		h.write(w, h.alive && h.started && h.Eligible)
+		h.Eligible = &h.stays
+		h.write(w, h.alive && h.started, h.stays)
 	})
 	return mux
 }
@@ -30,7 +32,7 @@ func (a *Agent) HealthHandler() http.Handler {
 // Healthy reports what /healthz would answer now.
 func (a *Agent) Healthy() bool {
 	h := a.health(time.Now())
-	return h.alive && h.started && h.Eligible
+	return h.alive && h.started && h.stays
 }
 
 // MetricsHandler answers /metrics and /proxyMode (port 10249).
@@ -44,18 +46,28 @@ func (a *Agent) MetricsHandler(from prometheus.Gatherer) http.Handler {
 	return mux
 }
 
+// health is the body of kube-proxy 1.37 (ProxyHealth).
 type health struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
-	Eligible    bool      `json:"nodeEligible"`
+	// Eligible is shown by /healthz alone.
+	Eligible *bool `json:"nodeEligible,omitempty"`
+	Healthy  bool  `json:"healthy"`
+	// Status of both families, which are programmed together; none before the first time.
+	Status map[corev1.IPFamily]familyHealth `json:"status,omitempty"`
 
-	alive, started bool
+	alive, started, stays bool
+}
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
 }
 
 func (a *Agent) health(now time.Time) health {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := health{LastUpdated: a.stats.lastSync, CurrentTime: now, Eligible: !a.facts.Leaving, alive: true, started: a.started}
+	h := health{LastUpdated: a.stats.lastSync, CurrentTime: now, stays: !a.facts.Leaving, alive: true, started: a.started}
 	if !a.complete {
 		return h // nothing to do yet
 	}
@@ -69,7 +81,17 @@ func (a *Agent) health(now time.Time) health {
 	return h
 }
 
-func (h health) write(w http.ResponseWriter, ok bool) {
+// write the answer: healthy is of the mode, and with eligible false the node is on its way out.
+func (h health) write(w http.ResponseWriter, healthy, eligible bool) {
+	h.Healthy = healthy
+	if h.started {
+		of := familyHealth{LastUpdated: h.LastUpdated, Healthy: healthy}
+		h.Status = map[corev1.IPFamily]familyHealth{corev1.IPv4Protocol: of, corev1.IPv6Protocol: of}
+	}
+	ok := healthy && eligible
+	if ok {
+		h.LastUpdated = h.CurrentTime // so does kube-proxy: before, it was the time of its last loop
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if !ok {

@@ -39,6 +39,9 @@ type Descriptor struct {
 	Direction  Direction
 	// Status: the kind has a status sub-resource.
 	Status bool
+	// CreateOnUpdate: an update (PUT) of an object that does not exist creates it. It is true of
+	// the kinds of which it is true in Kubernetes.
+	CreateOnUpdate bool
 	// TTL in seconds after which an object deletes itself; 0: never (Events).
 	TTL uint64
 

@@ -60,6 +60,43 @@ func TestKubectl(t *testing.T) {
 			m.clientSide()
 		})
 	}
+	t.Run("apply --prune with kubectl's own list of kinds", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		p.kubectl("create", "namespace", "pruned")
+		apply := func(name string) {
+			t.Helper()
+			manifest := fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {name: %s, labels: {app: pruned}}}", name)
+			out, err := p.try(manifest, testkit.Kubectl(t), "-n", "pruned", "apply", "--prune", "-l", "app=pruned", "-f", "-")
+			if err != nil {
+				t.Fatalf("apply %s: %v\n%s", name, err, out)
+			}
+		}
+		apply("first")
+		apply("second")
+		if out := p.kubectl("-n", "pruned", "get", "configmaps", "-l", "app=pruned", "-o", "name"); strings.TrimSpace(out) != "configmap/second" {
+			t.Errorf("left: %s", out)
+		}
+	})
+	t.Run("what there is instead", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		if out := p.kubectl("auth", "can-i", "--list"); !strings.Contains(out, "*.*") {
+			t.Errorf("auth can-i --list: %s", out)
+		}
+		p.kubectl("run", "entered", "--image=none")
+		for want, args := range map[string]string{
+			"has no log here":                           "logs entered",
+			"cannot be entered (exec)":                  "exec entered -- true",
+			"cannot be entered (attach)":                "attach entered",
+			"services \"kubernetes\" cannot be scaled":  "scale service/kubernetes --replicas=2",
+			"Deployment.apps is not offered":            "create deployment web --image=none",
+			"No resources found in default namespace":   "get deploy,pvc,ing",
+			"persistentvolumeclaims \"data\" not found": "get pvc data",
+		} {
+			if out, _ := p.try("", testkit.Kubectl(t), strings.Fields(args)...); !strings.Contains(out, want) {
+				t.Errorf("kubectl %s: %s, want %q", args, out, want)
+			}
+		}
+	})
 	t.Run("delete of a namespace takes everything in it", func(t *testing.T) {
 		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
 		p.kubectl("create", "namespace", "doomed")

@@ -37,7 +37,7 @@ func (e *NotInRangeError) Error() string {
 	if e.What == "port" {
 		return "provided port is not in the valid range. The range of valid ports is " + e.Ranges
 	}
-	return fmt.Sprintf("provided IP %s is not in the valid range. The range of valid IPs is %s", e.Value, e.Ranges)
+	return "the provided network does not match the current range: valid IPs are those of " + e.Ranges
 }
 
 // Limits of the static band, the part of a range that is handed out last, so

@@ -85,16 +85,16 @@ func TestCheck(t *testing.T) {
 	a := newTestAddresses(t, AddressOptions{}, "10.0.0.0/24", "10.1.0.0/24", "fd00::/108")
 	a.MarkTaken(netip.MustParseAddr("10.0.0.7"))
 	a.MarkTaken(netip.MustParseAddr("fd00::7"))
-	outside := "provided IP %s is not in the valid range. The range of valid IPs is %s"
+	outside := "the provided network does not match the current range: valid IPs are those of "
 	for addr, want := range map[string]string{
 		"10.0.0.1": "", "10.1.0.254": "", "fd00::1": "", "::ffff:10.0.0.9": "",
 		"10.0.0.7": "provided IP is already allocated", "::ffff:10.0.0.7": "provided IP is already allocated",
 		"fd00::7":      "provided IP is already allocated",
-		"10.0.0.0":     fmt.Sprintf(outside, "10.0.0.0", "10.0.0.0/24,10.1.0.0/24"),
-		"10.0.0.255":   fmt.Sprintf(outside, "10.0.0.255", "10.0.0.0/24,10.1.0.0/24"),
-		"fd00::":       fmt.Sprintf(outside, "fd00::", "fd00::/108"),
-		"fd00::1:1:0":  fmt.Sprintf(outside, "fd00::1:1:0", "fd00::/108"),
-		"fd00::1%eth0": fmt.Sprintf(outside, "fd00::1%eth0", "fd00::/108"),
+		"10.0.0.0":     outside + "10.0.0.0/24,10.1.0.0/24",
+		"10.0.0.255":   outside + "10.0.0.0/24,10.1.0.0/24",
+		"fd00::":       outside + "fd00::/108",
+		"fd00::1:1:0":  outside + "fd00::/108",
+		"fd00::1%eth0": outside + "fd00::/108",
 	} {
 		got := ""
 		if err := a.Check(netip.MustParseAddr(addr)); err != nil {

@@ -62,6 +62,9 @@ func NewPlan(old, svc *corev1.Service, families []corev1.IPFamily) (Plan, field.
 		adopt(svc, old)
 		dropUnneeded(svc, old)
 	}
+	if old == nil && svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
+		return Plan{}, field.ErrorList{field.Invalid(clusterIPsPath, svc.Spec.ClusterIPs, "must be empty when `clusterIP` is not specified")}
+	}
 	normalize(svc, old)
 	if svc.Spec.Type != corev1.ServiceTypeExternalName && !keepsPreferDualStack(svc, old) {
 		if errs := settleFamilies(svc, old, families); len(errs) > 0 {

@@ -318,7 +318,7 @@ func TestChooseErrors(t *testing.T) {
 	}{
 		{with("", nil), "failed to allocate a serviceIP: range is full"},
 		{with("", nil, "10.0.0.1"), `spec.clusterIPs: Invalid value: ["10.0.0.1"]: failed to allocate IP 10.0.0.1: provided IP is already allocated`},
-		{with("", nil, "10.0.0.9"), `spec.clusterIPs: Invalid value: ["10.0.0.9"]: failed to allocate IP 10.0.0.9: provided IP 10.0.0.9 is not in the valid range. The range of valid IPs is 10.0.0.0/30`},
+		{with("", nil, "10.0.0.9"), `spec.clusterIPs: Invalid value: ["10.0.0.9"]: failed to allocate IP 10.0.0.9: the provided network does not match the current range: valid IPs are those of 10.0.0.0/30`},
 		{ofType(corev1.ServiceTypeNodePort, headless(true, ports(0))), "failed to allocate a nodePort for ports [0]: range is full"},
 		{ofType(corev1.ServiceTypeNodePort, headless(true, ports(30000))), "spec.ports[0].nodePort: Invalid value: 30000: provided port is already allocated"},
 		{ofType(corev1.ServiceTypeNodePort, headless(true, ports(80))), "spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-30000"},
@@ -445,5 +445,14 @@ func TestIPAddressFor(t *testing.T) {
 		got.Labels["ipaddress.kubernetes.io/managed-by"] != "ipallocator.k8s.io" || got.Spec.ParentRef.Resource != "services" ||
 		got.Spec.ParentRef.Namespace != "shop" || got.Spec.ParentRef.Name != "web" || got.Spec.ParentRef.Group != "" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestClusterIPsAlone: as in Kubernetes, clusterIPs is no way to ask for an address without clusterIP.
+func TestClusterIPsAlone(t *testing.T) {
+	svc := service(func(s *corev1.ServiceSpec) { s.ClusterIPs = []string{"10.0.0.5"} })
+	_, errs := NewPlan(nil, svc, families(v4))
+	if len(errs) != 1 || errs[0].Error() != "spec.clusterIPs: Invalid value: [\"10.0.0.5\"]: must be empty when `clusterIP` is not specified" {
+		t.Errorf("accepted, or for another reason: %v", errs)
 	}
 }

@@ -16,11 +16,12 @@ import (
 // Endpoints describes v1 Endpoints. Unlike Kubernetes it takes loopback
 // addresses for endpoints that stand for a Dataplane.
 var Endpoints = &resource.Descriptor{
-	GVK:        corev1.SchemeGroupVersion.WithKind("Endpoints"),
-	Resource:   "endpoints",
-	Singular:   "endpoints",
-	ShortNames: []string{"ep"},
-	Namespaced: true,
+	GVK:            corev1.SchemeGroupVersion.WithKind("Endpoints"),
+	Resource:       "endpoints",
+	Singular:       "endpoints",
+	ShortNames:     []string{"ep"},
+	Namespaced:     true,
+	CreateOnUpdate: true,
 
 	New:     func() resource.Object { return &corev1.Endpoints{} },
 	NewList: func() runtime.Object { return &corev1.EndpointsList{} },

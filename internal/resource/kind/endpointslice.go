@@ -144,7 +144,7 @@ func checkEndpoint(path *field.Path, e *discoveryv1.Endpoint, kind discoveryv1.A
 	var errs field.ErrorList
 	addresses := path.Child("addresses")
 	if len(e.Addresses) == 0 {
-		errs = append(errs, field.Required(addresses, "must contain at least 1 address"))
+		errs = append(errs, field.Required(addresses, ""))
 	} else if len(e.Addresses) > maxAddresses {
 		errs = append(errs, field.TooMany(addresses, len(e.Addresses), maxAddresses))
 	}

@@ -18,12 +18,13 @@ const eventTTL = 3600
 // Event describes v1 Event. It and EventsV1Event are two faces of the same
 // rows, stored as v1.
 var Event = &resource.Descriptor{
-	GVK:        corev1.SchemeGroupVersion.WithKind("Event"),
-	Resource:   "events",
-	Singular:   "event",
-	ShortNames: []string{"ev"},
-	Namespaced: true,
-	TTL:        eventTTL,
+	GVK:            corev1.SchemeGroupVersion.WithKind("Event"),
+	Resource:       "events",
+	Singular:       "event",
+	ShortNames:     []string{"ev"},
+	Namespaced:     true,
+	TTL:            eventTTL,
+	CreateOnUpdate: true,
 
 	New:     func() resource.Object { return &corev1.Event{} },
 	NewList: func() runtime.Object { return &corev1.EventList{} },
@@ -46,12 +47,13 @@ var Event = &resource.Descriptor{
 // EventsV1Event describes events.k8s.io/v1 Event. Rows are those of Event:
 // EventFromV1 and EventToV1 convert.
 var EventsV1Event = &resource.Descriptor{
-	GVK:        eventsv1.SchemeGroupVersion.WithKind("Event"),
-	Resource:   "events",
-	Singular:   "event",
-	ShortNames: []string{"ev"},
-	Namespaced: true,
-	TTL:        eventTTL,
+	GVK:            eventsv1.SchemeGroupVersion.WithKind("Event"),
+	Resource:       "events",
+	Singular:       "event",
+	ShortNames:     []string{"ev"},
+	Namespaced:     true,
+	TTL:            eventTTL,
+	CreateOnUpdate: true,
 
 	New:     func() resource.Object { return &eventsv1.Event{} },
 	NewList: func() runtime.Object { return &eventsv1.EventList{} },

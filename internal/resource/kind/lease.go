@@ -13,10 +13,11 @@ import (
 // Lease describes coordination.k8s.io/v1 Lease. Coordinated leader election is
 // off, as in Kubernetes by default, and its fields are dropped.
 var Lease = &resource.Descriptor{
-	GVK:        coordinationv1.SchemeGroupVersion.WithKind("Lease"),
-	Resource:   "leases",
-	Singular:   "lease",
-	Namespaced: true,
+	GVK:            coordinationv1.SchemeGroupVersion.WithKind("Lease"),
+	Resource:       "leases",
+	Singular:       "lease",
+	Namespaced:     true,
+	CreateOnUpdate: true,
 
 	New:     func() resource.Object { return &coordinationv1.Lease{} },
 	NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },

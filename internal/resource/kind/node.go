@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -79,7 +78,8 @@ func validateNode(n, old *corev1.Node) field.ErrorList {
 		}
 	}
 	errs = append(errs, checkPodCIDRs(path.Child("podCIDRs"), n.Spec.PodCIDRs)...)
-	errs = append(errs, checkTaints(path.Child("taints"), n.Spec.Taints)...)
+	// The path is that of Kubernetes, for clients that compare it.
+	errs = append(errs, checkTaints(field.NewPath("metadata", "taints"), n.Spec.Taints)...)
 	return append(errs, checkNodeStatus(n)...)
 }
 
@@ -132,9 +132,7 @@ func checkNodeStatus(n *corev1.Node) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("status")
 	errs = append(errs, checkQuantities(path.Child("capacity"), n.Status.Capacity)...)
-	if !equality.Semantic.DeepEqual(n.Status.Allocatable, n.Status.Capacity) {
-		errs = append(errs, checkQuantities(path.Child("allocatable"), n.Status.Allocatable)...)
-	}
+	errs = append(errs, checkQuantities(path.Child("allocatable"), n.Status.Allocatable)...)
 	seen := set[corev1.NodeAddress]{}
 	for i, a := range n.Status.Addresses {
 		if !seen.add(a) {
@@ -148,10 +146,8 @@ func checkQuantities(path *field.Path, list corev1.ResourceList) field.ErrorList
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		q := list[name]
-		at := path.Key(string(name))
-		errs = append(errs, checkQualifiedName(at, string(name))...)
 		if q.Sign() < 0 {
-			errs = append(errs, field.Invalid(at, q.String(), "must be greater than or equal to 0"))
+			errs = append(errs, field.Invalid(path.Child(string(name)), q.String(), "must be greater than or equal to 0"))
 		}
 	}
 	return errs

@@ -21,14 +21,15 @@ import (
 // out by the registry between Default and Validate; Prepare keeps those that an
 // update left out.
 var Service = &resource.Descriptor{
-	GVK:        corev1.SchemeGroupVersion.WithKind("Service"),
-	Resource:   "services",
-	Singular:   "service",
-	ShortNames: []string{"svc"},
-	Categories: []string{"all"},
-	Namespaced: true,
-	Direction:  resource.ZoneToGlobal,
-	Status:     true,
+	GVK:            corev1.SchemeGroupVersion.WithKind("Service"),
+	Resource:       "services",
+	Singular:       "service",
+	ShortNames:     []string{"svc"},
+	Categories:     []string{"all"},
+	Namespaced:     true,
+	Direction:      resource.ZoneToGlobal,
+	Status:         true,
+	CreateOnUpdate: true,
 
 	New:     func() resource.Object { return &corev1.Service{} },
 	NewList: func() runtime.Object { return &corev1.ServiceList{} },
@@ -88,7 +89,10 @@ func defaultService(s *corev1.Service) {
 	if externallyAccessible(s) && spec.ExternalTrafficPolicy == "" {
 		spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 	}
-	if spec.InternalTrafficPolicy == nil && hasClusterIP(s) {
+	switch {
+	case spec.Type == corev1.ServiceTypeExternalName:
+		spec.InternalTrafficPolicy = nil // also what is left of an earlier type
+	case spec.InternalTrafficPolicy == nil && hasClusterIP(s):
 		spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
 	}
 	if spec.Type != corev1.ServiceTypeLoadBalancer {

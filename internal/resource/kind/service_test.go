@@ -188,7 +188,7 @@ spec: {type: ClusterIP, sessionAffinity: None, internalTrafficPolicy: Cluster, e
 		{"load balancer", `{spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{ip: 192.0.2.1}, {hostname: h}]}}}`, `
 spec: {type: LoadBalancer, sessionAffinity: None, internalTrafficPolicy: Cluster, externalTrafficPolicy: Cluster, allocateLoadBalancerNodePorts: true}
 status: {loadBalancer: {ingress: [{ip: 192.0.2.1, ipMode: VIP}, {hostname: h}]}}`},
-		{"external name", `{spec: {type: ExternalName, externalName: a.b}}`, `
+		{"external name", `{spec: {type: ExternalName, externalName: a.b, internalTrafficPolicy: Local}}`, `
 spec: {type: ExternalName, sessionAffinity: None, externalName: a.b}`},
 	}
 	for _, tt := range tests {

@@ -349,8 +349,8 @@ func checkTrafficPolicies(s *corev1.Service) field.ErrorList {
 		default:
 			errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, []string{
 				corev1.ServiceTrafficDistributionPreferClose,
-				corev1.ServiceTrafficDistributionPreferSameNode,
-				corev1.ServiceTrafficDistributionPreferSameZone}))
+				corev1.ServiceTrafficDistributionPreferSameZone,
+				corev1.ServiceTrafficDistributionPreferSameNode}))
 		}
 	}
 	return errs
