@@ -128,7 +128,11 @@ func (s *Server) specialize(options *kvstorage.RESTOptions) error {
 	}
 	for _, k := range s.kinds { // last: it keeps what others begin creations with
 		if k.kind.Namespaced && !k.alias {
-			k.registry.within(registry)
+			quota, err := s.quotaOf(k, options)
+			if err != nil {
+				return err
+			}
+			k.registry.within(registry, quota)
 		}
 	}
 	return nil
@@ -184,6 +188,7 @@ func (s *Server) specializeServices(options *kvstorage.RESTOptions) error {
 		addresses:   ipam.NewAddresses(ipam.AddressOptions{WholePool: s.cfg.OneAddressPool}),
 		ports:       ports,
 		store:       s.cfg.Store,
+		quota:       s.cfg.Quota,
 		ipAddresses: stored,
 		prepareIP:   address.prepare,
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -91,6 +92,13 @@ func (q *arrival) privileged() bool {
 // serve a request that ends by itself: first its body is read, then it gets a slot.
 func (q *arrival) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	l, lane, name := q.limiter, q.lane(), q.who.GetName()
+	if q.info.Resource == "events" && isMutating(q.info.Verb) && !q.privileged() && !l.events.allow(name, time.Now()) {
+		l.refused.WithLabelValues(limitEvents).Inc()
+		l.refuse(w, r, q.info, apierrors.NewTooManyRequests(fmt.Sprintf(
+			"%s writes more than %d Events a second: write fewer, or raise --max-events-per-second of the control plane", name, l.EventsPerSecond),
+			retryAfterSeconds))
+		return
+	}
 	if isMutating(q.info.Verb) {
 		mem := &reservation{pool: lane.memory, user: name, beyond: q.privileged()}
 		defer mem.release()

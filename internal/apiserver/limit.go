@@ -23,6 +23,8 @@ const (
 	// DefaultWatchesPerClient is far above the two dozen of an agent that watches
 	// every kind, and below what would fill the memory of a small machine.
 	DefaultWatchesPerClient = 1000
+	// DefaultEventsPerSecond is far above what an agent has to tell.
+	DefaultEventsPerSecond = 20
 	// DefaultSlowClient: TCP itself gives up on a peer that takes nothing only
 	// after many minutes.
 	DefaultSlowClient = 30 * time.Second
@@ -53,6 +55,10 @@ type Limits struct {
 	RequestsInFlight, MutatingInFlight int
 	// WatchesPerClient are how many watches one user has open.
 	WatchesPerClient int
+	// EventsPerSecond that one user may write, with bursts of maxEventBurst seconds' worth.
+	// Administrators have no limit. It is what the admission plugin EventRateLimit is in
+	// Kubernetes.
+	EventsPerSecond int
 	// SlowClient is how long a watcher may take to accept a part of the answer
 	// until it is cut off. Until then a bounded buffer is held for it.
 	SlowClient time.Duration
@@ -71,6 +77,7 @@ func (l Limits) orDefaults() Limits {
 		RequestsInFlight: cmp.Or(l.RequestsInFlight, DefaultRequestsInFlight),
 		MutatingInFlight: cmp.Or(l.MutatingInFlight, DefaultMutatingInFlight),
 		WatchesPerClient: cmp.Or(l.WatchesPerClient, DefaultWatchesPerClient),
+		EventsPerSecond:  cmp.Or(l.EventsPerSecond, DefaultEventsPerSecond),
 		SlowClient:       cmp.Or(l.SlowClient, DefaultSlowClient),
 		BodyTime:         cmp.Or(l.BodyTime, DefaultBodyTime),
 		BodyMemory:       max(cmp.Or(l.BodyMemory, DefaultBodyMemory), 4*largest),
@@ -88,6 +95,8 @@ type limiter struct {
 
 	reads, writes, leases *lane
 
+	events *eventRates
+
 	mu      sync.Mutex
 	watches map[string]int // by user
 }
@@ -99,6 +108,7 @@ const (
 	limitMutating = "mutating_requests_in_flight"
 	limitLeases   = "node_leases_in_flight"
 	limitWatches  = "watches_per_client"
+	limitEvents   = "events_per_second"
 	limitTime     = "request_time"
 	limitMemory   = "request_memory"
 )
@@ -116,9 +126,10 @@ func newLimiter(l Limits, errors runtime.NegotiatedSerializer) *limiter {
 			Name: "proxima_api_watches", Help: "Watches that are open.",
 		}),
 	}
-	for _, limit := range []string{limitBody, limitRead, limitMutating, limitLeases, limitWatches, limitTime, limitMemory} {
+	for _, limit := range []string{limitBody, limitRead, limitMutating, limitLeases, limitWatches, limitEvents, limitTime, limitMemory} {
 		out.refused.WithLabelValues(limit)
 	}
+	out.events = newEventRates(out.EventsPerSecond)
 	out.newLanes()
 	return out
 }

@@ -5,6 +5,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -35,7 +36,38 @@ func checkMeta(kind schema.GroupKind, obj runtime.Object) error {
 
 // checkedMeta does so for an update.
 func checkedMeta(kind schema.GroupKind, info rest.UpdatedObjectInfo) rest.UpdatedObjectInfo {
-	return rest.WrapUpdatedObjectInfo(info, func(_ context.Context, obj, _ runtime.Object) (runtime.Object, error) {
+	return rest.WrapUpdatedObjectInfo(info, func(_ context.Context, obj, old runtime.Object) (runtime.Object, error) {
+		if err := checkAppliers(kind, obj, old); err != nil {
+			return nil, err
+		}
 		return obj, checkMeta(kind, obj)
 	})
+}
+
+// maxAppliers of an object. Upstream bounds the managers that update (10), and not those that
+// apply, of which each costs time and space in every later write of the object.
+const maxAppliers = 100
+
+// checkAppliers refuses a manager too many. An object that has more already can be written.
+func checkAppliers(kind schema.GroupKind, obj, old runtime.Object) error {
+	is, ok := obj.(resource.Object)
+	was, _ := old.(resource.Object)
+	if !ok || len(is.GetManagedFields()) <= maxAppliers {
+		return nil
+	}
+	count := func(o resource.Object) (n int) {
+		for _, m := range o.GetManagedFields() {
+			if m.Operation == metav1.ManagedFieldsOperationApply {
+				n++
+			}
+		}
+		return n
+	}
+	n := count(is)
+	if n <= maxAppliers || was != nil && n <= count(was) {
+		return nil
+	}
+	err := field.TooMany(field.NewPath("metadata", "managedFields"), n, maxAppliers)
+	err.Detail += " of operation Apply; apply as a manager that the object has"
+	return apierrors.NewInvalid(kind, is.GetName(), field.ErrorList{err})
 }

@@ -45,15 +45,18 @@ type front interface {
 }
 
 // within makes every creation, also one by an update or apply, check whether its
-// namespace accepts new objects. The result is guarded: if any instance that shares
+// namespace accepts new objects, and has fewer than its quota, which may be nil. The result is guarded: if any instance that shares
 // the store changes the namespace before the object is stored, the object is not
 // stored.
-func (r *registry) within(namespaces *namespaces) {
+func (r *registry) within(namespaces *namespaces, quota *objectQuota) {
 	r.guarded = true
 	next := r.BeginCreate
 	r.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 		guard, err := namespaces.admit(ctx, r.kind, obj.(resource.Object))
 		if err != nil {
+			return nil, err
+		}
+		if err := quota.admit(ctx, obj.(resource.Object).GetName()); err != nil {
 			return nil, err
 		}
 		finish := genericregistry.FinishFunc(func(context.Context, bool) {})

@@ -102,6 +102,8 @@ type Config struct {
 	Several bool
 	// Limits of what clients may ask for. Optional: the defaults.
 	Limits Limits
+	// Quota of each namespace. Optional: no limits.
+	Quota Quota
 	// Guard goes around the handler of every request, before it is recognised.
 	// Optional.
 	Guard func(http.Handler) http.Handler

@@ -42,6 +42,7 @@ type services struct {
 	addresses *ipam.Addresses
 	ports     *ipam.Ports
 	store     store.Store
+	quota     Quota
 	// ipAddresses is how IPAddress objects are stored; prepareIP completes one.
 	ipAddresses *kvstorage.Resource
 	prepareIP   func(context.Context, *networkingv1.IPAddress) error
@@ -187,6 +188,9 @@ func (s *services) allot(ctx context.Context, old, svc *corev1.Service) error {
 		return invalidService(svc, field.ErrorList{mistake})
 	case err != nil:
 		return apierrors.NewInternalError(err)
+	}
+	if err := s.admitPorts(ctx, svc, plan, len(choice.Ports())); err != nil {
+		return err
 	}
 	choice.Apply(svc)
 	for _, addr := range choice.Addresses() {

@@ -113,6 +113,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Namespaces:       cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
 		Several:     s.shared(),
 		Limits:      cfg.Limits,
+		Quota:       cfg.Quota,
 		LongRunning: admin.LongPaths(),
 		Transformer: s.keys.Transformers(sealedGroups()...),
 		Metrics:     s.metrics,

@@ -76,6 +76,8 @@ type ControlPlaneConfig struct {
 	Wrap resource.Wrapper
 	// Limits of requests to the API; zero fields: the defaults.
 	Limits apiserver.Limits
+	// Quota of each namespace; nil: no limits.
+	Quota apiserver.Quota
 	// RenewExpired is how long after its end a node's or zone's certificate can be
 	// renewed by proof of its key; 0: not at all.
 	RenewExpired time.Duration

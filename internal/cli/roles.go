@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
@@ -53,6 +54,7 @@ type planeFlags struct {
 	maxMirrored  int
 	maxPods      int
 	limits       apiserver.Limits
+	quota        []string
 	renewExpired time.Duration
 	signers      string
 	topologyMode string
@@ -81,6 +83,8 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. One user has at most a quarter. Watches do not count")
 	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes. Renewals of nodes' leases do not count, they have slots of their own")
 	f.IntVar(&p.limits.WatchesPerClient, "max-watches-per-client", apiserver.DefaultWatchesPerClient, "most watches that one user has open; more are refused with 429")
+	f.IntVar(&p.limits.EventsPerSecond, "max-events-per-second", apiserver.DefaultEventsPerSecond, "most Events that one user may write in a second, in bursts of 30 s; more are refused with 429, but for administrators")
+	f.StringSliceVar(&p.quota, "namespace-quota", nil, "most objects in each namespace, as services=1000,services.nodeports=50,count/dataplanes.mesh.proxima.dev=5000, by the names of Kubernetes' ResourceQuota; more are refused with 403 (default: no limit)")
 	f.DurationVar(&p.limits.SlowClient, "slow-client-timeout", apiserver.DefaultSlowClient, "how long a watcher may take to accept a part of the answer before it is cut off")
 }
 
@@ -100,6 +104,10 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	}
 	if err := topology.CheckDefault(p.topologyMode); err != nil {
 		return cfg, usagef("--default-topology-mode: %w", err)
+	}
+	quota, err := apiserver.ParseQuota(p.quota, kind.All())
+	if err != nil {
+		return cfg, usagef("--namespace-quota %w", err)
 	}
 	cidrs, err := app.ParseServiceCIDRs(p.serviceCIDRs)
 	if err != nil {
@@ -127,7 +135,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
 		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, ExternalIPRanges: externalIPs,
 		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
-		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
+		MaxTerminatedPods: p.maxPods, Limits: p.limits, Quota: quota, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode,
 		Heuristics:          s.heuristics,
 	}, err
@@ -178,6 +186,8 @@ func (p *planeFlags) checkLimits() error {
 		return usagef("--max-mutating-requests-inflight %d: 1 or more", l.MutatingInFlight)
 	case l.WatchesPerClient < 1:
 		return usagef("--max-watches-per-client %d: 1 or more", l.WatchesPerClient)
+	case l.EventsPerSecond < 1:
+		return usagef("--max-events-per-second %d: 1 or more", l.EventsPerSecond)
 	case l.SlowClient < time.Second:
 		return usagef("--slow-client-timeout %s: 1s or more", l.SlowClient)
 	}

@@ -17,6 +17,8 @@ const (
 	cursorKey = ""
 	// maxTypes bounds what one stream can make the server remember.
 	maxTypes = 64
+	// maxNames of one type bounds it, too: maxRequest of package stream fits about twice as many.
+	maxNames = 100_000
 )
 
 // Request is what a client says, in the terms of delta xDS.
@@ -100,14 +102,28 @@ func (s *Session) Step(r Request) error {
 		if len(s.types) == maxTypes {
 			return fmt.Errorf("%w: more than %d types", ErrRequest, maxTypes)
 		}
+		if err := checkNames(r, 0); err != nil {
+			return err
+		}
 		s.types = append(s.types, subscribe(r))
 		return nil
 	}
 	sub := s.types[i]
+	if err := checkNames(r, max(len(sub.names), len(sub.again))); err != nil {
+		return err
+	}
 	if r.Nonce != "" {
 		sub.answer(r)
 	}
 	sub.change(r)
+	return nil
+}
+
+// checkNames bounds what a client may name of a type in a stream, in which it has named held already.
+func checkNames(r Request, held int) error {
+	if n := held + len(r.Subscribe) + len(r.Unsubscribe); n > maxNames {
+		return fmt.Errorf("%w: %d names of type %s, where a stream may have %d: subscribe to * for all", ErrRequest, n, r.Type, maxNames)
+	}
 	return nil
 }
 

@@ -83,13 +83,13 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("auth can-i --list: %s", out)
 		}
 		p.kubectl("run", "entered", "--image=none")
+		p.kubectl("get", "deploy,pvc,ing")
 		for want, args := range map[string]string{
 			"has no log here":                           "logs entered",
 			"cannot be entered (exec)":                  "exec entered -- true",
 			"cannot be entered (attach)":                "attach entered",
 			"services \"kubernetes\" cannot be scaled":  "scale service/kubernetes --replicas=2",
 			"Deployment.apps is not offered":            "create deployment web --image=none",
-			"No resources found in default namespace":   "get deploy,pvc,ing",
 			"persistentvolumeclaims \"data\" not found": "get pvc data",
 		} {
 			if out, _ := p.try("", testkit.Kubectl(t), strings.Fields(args)...); !strings.Contains(out, want) {
