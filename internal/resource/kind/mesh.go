@@ -407,6 +407,8 @@ func warnMesh(m, old *mesh.Mesh) []string {
 			"between workloads that have a sidecar, or use them themselves (SPIFFE Workload API), and sidecars alone refuse plain connections: see status")
 	case len(t.Backends) > 0:
 		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
+	case t.Outbound == mesh.OutboundAlways:
+		out = append(out, "spec.mtls.outbound: Always has no effect without spec.mtls.enabledBackend: there is no mutual TLS in this mesh")
 	}
 	if !passthrough(m) && (old == nil || passthrough(old)) {
 		out = append(out, "spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; "+

@@ -244,6 +244,8 @@ func TestWarnings(t *testing.T) {
 			"between workloads that have a sidecar, or use them themselves (SPIFFE Workload API), and sidecars alone refuse plain connections: see status"}},
 		{"Mesh", `{spec: {mtls: null}}`, []string{
 			"spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; the status names those for whom it is not"}},
+		{"Mesh", `{spec: {mtls: {enabledBackend: null, backends: null, outbound: Always}, networking: null}}`, []string{
+			"spec.mtls.outbound: Always has no effect without spec.mtls.enabledBackend: there is no mutual TLS in this mesh"}},
 		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [a.b]}]}`, []string{"addressType: FQDN endpoints are deprecated"}},
 		{"Endpoints", `{subsets: [{addresses: [{ip: "2001:DB8::1"}]}]}`, []string{
 			`subsets[0].addresses[0].ip: IPv6 address "2001:DB8::1" should be in RFC 5952 canonical format ("2001:db8::1")`}},
