@@ -215,24 +215,3 @@ func TestJava(t *testing.T) {
 	config := kubeconfig(t)
 	run(t, ".", nil, "java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", java(t), "dev.proxima.clients.Official", config)
 }
-
-// TestTerraform takes the provider from its registry, as that is its only source: where the
-// registry does not answer, the test is skipped.
-func TestTerraform(t *testing.T) {
-	config := kubeconfig(t)
-	need(t, "terraform")
-	dir := cache(t, "terraform")
-	text, err := os.ReadFile("terraform/main.tf")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "main.tf"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	install(t, dir, "Terraform's provider", string(text), "terraform", "init", "-input=false", "-no-color")
-	env := []string{"KUBE_CONFIG_PATH=" + config}
-	state := "-state=" + filepath.Join(t.TempDir(), "state")
-	run(t, dir, env, "terraform", "apply", "-auto-approve", "-input=false", "-no-color", state)
-	run(t, dir, env, "terraform", "plan", "-detailed-exitcode", "-input=false", "-no-color", state) // 2: there is a difference
-	run(t, dir, env, "terraform", "destroy", "-auto-approve", "-input=false", "-no-color", state)
-}
