@@ -19,7 +19,8 @@ func makeDataDir(dir string, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	if owner, known := ownerOf(info); known && owner != 0 && owner != os.Geteuid() && os.Geteuid() != 0 {
+	owner, known := ownerOf(info)
+	if known && owner != 0 && owner != os.Geteuid() && os.Geteuid() != 0 {
 		return &problem.Error{
 			Code: problem.DataDirectoryInvalid,
 			Err:  fmt.Errorf("data directory %s belongs to user %d, who can replace what is in it", dir, owner),
@@ -37,7 +38,8 @@ func makeDataDir(dir string, log *slog.Logger) error {
 			Hint: "choose a directory of this user's own with --data-dir",
 		}
 	default:
-		if err := os.Chmod(dir, mode.Perm()&^othersWrite); err != nil {
+		// A volume of a container is root's, and nobody else's who could reach it.
+		if err := os.Chmod(dir, mode.Perm()&^othersWrite); err != nil && owner != 0 {
 			log.Warn("other users can write to the data directory, and replace what is in it", "path", dir, "error", err)
 		}
 	}
