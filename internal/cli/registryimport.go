@@ -46,6 +46,7 @@ type importFlags struct {
 	poll, hold         time.Duration
 	name               string
 	configFrom         string
+	metricsAddress     string
 }
 
 func newRegistryImport(s *settings) *cobra.Command {
@@ -95,8 +96,9 @@ would do.`,
 	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be copied, and write nothing; on the command line only")
 	flags.DurationVar(&f.poll, "poll", 5*time.Second, "how often a Eureka is asked for its applications, and a Nacos for new services")
 	flags.DurationVar(&f.hold, "hold", mirror.DefaultHold, "how long copies stay whose instances the old registry has lost in a restart, or as more than half of all at a time")
+	flags.StringVar(&f.metricsAddress, "metrics-address", "", "HOST:PORT at which --follow serves /metrics; empty: it does not; on the command line only")
 	flags.StringVar(&f.name, "name", "", "what copies in the old registry say that they are from; empty: proxima:// and the address of the API; on the command line only")
-	for _, name := range []string{"dry-run", "name"} { // they mean something else to other commands
+	for _, name := range []string{"dry-run", "name", "metrics-address"} { // they mean something else to other commands
 		_ = flags.SetAnnotation(name, commandLineOnly, nil)
 	}
 	return cmd
@@ -120,6 +122,13 @@ func (s *settings) registryImport(ctx context.Context, f *importFlags) error {
 	}
 	if !f.follow {
 		return s.importPlan(ctx, m, rc)
+	}
+	if f.metricsAddress != "" {
+		end, err := app.ServeMetrics("--metrics-address", f.metricsAddress, log, m)
+		if err != nil {
+			return err
+		}
+		defer end()
 	}
 	log.Info("the registries are kept alike until this command ends", "old", cfg.Old.String(), "here", cfg.Here.String(), "one-way", f.oneWay)
 	reporting, stop := context.WithCancel(ctx)
