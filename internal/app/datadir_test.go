@@ -24,6 +24,8 @@ func TestMakeDataDir(t *testing.T) {
 		}
 		return dir
 	}
+	shared := mode("tmp", 0o777|os.ModeSticky)
+	t.Setenv("TMPDIR", shared)
 	for name, c := range map[string]struct {
 		dir  string
 		left os.FileMode
@@ -31,8 +33,11 @@ func TestMakeDataDir(t *testing.T) {
 	}{
 		"new":                      {filepath.Join(root, "a", "b"), 0o700, ""},
 		"readable":                 {mode("readable", 0o755), 0o755, ""},
-		"volume of a container":    {mode("volume", 0o777), 0o755, ""},
-		"directory for temp files": {mode("tmp", 0o777|os.ModeSticky), 0, "files of all users"},
+		"volume of a container":    {mode("volume", 0o777), 0o775, ""},
+		"tmpfs":                    {mode("tmpfs", 0o777|os.ModeSticky), 0o775, ""},
+		"of the packages":          {mode("packages", 0o770|os.ModeSticky), 0o770, ""},
+		"directory for temp files": {shared, 0, "files of all users"},
+		"/tmp":                     {"/tmp", 0, "files of all users"},
 	} {
 		err := makeDataDir(c.dir, slog.New(slog.DiscardHandler))
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -42,7 +47,7 @@ func TestMakeDataDir(t *testing.T) {
 		if c.want != "" {
 			continue
 		}
-		if info, err := os.Stat(c.dir); err != nil || info.Mode().Perm() != c.left {
+		if info, err := os.Stat(c.dir); err != nil || info.Mode().Perm() != c.left || strings.HasPrefix(name, "of the") && info.Mode()&os.ModeSticky == 0 {
 			t.Errorf("%s: left as %v, %v", name, info.Mode(), err)
 		}
 	}

@@ -69,7 +69,7 @@ spec: {cidrs: [10.60.0.0/24]}
 		t.Errorf("the condition's reason is %q, want Terminating", out)
 	}
 	if out, err := p.try(inRange("late", "10.60.0.11"), testkit.Kubectl(t), "apply", "-f", "-"); err == nil ||
-		!strings.Contains(out, "not in the valid range") {
+		!strings.Contains(out, "does not match the current range") {
 		t.Errorf("an address of a range that is being deleted: %v: %s", err, out)
 	}
 	askMany(t, "10.60.0.10:8080", "web-a", "its range is being deleted")
