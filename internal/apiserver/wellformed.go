@@ -5,7 +5,7 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -33,7 +33,7 @@ func wellFormed(next http.Handler, errors runtime.NegotiatedSerializer) http.Han
 }
 
 func illFormed(info *request.RequestInfo, r *http.Request) error {
-	if problems := pathvalidation.IsValidPathSegmentName(info.Namespace); info.Namespace != "" && len(problems) > 0 {
+	if problems := content.IsPathSegmentName(info.Namespace); info.Namespace != "" && len(problems) > 0 {
 		return apierrors.NewBadRequest(fmt.Sprintf("invalid namespace: %q: %v", info.Namespace, problems))
 	}
 	if info.Verb != "watch" && info.Verb != "watchlist" {
