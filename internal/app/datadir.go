@@ -16,7 +16,11 @@ var sharedDirs = []string{"/tmp", "/var/tmp", "/dev/shm", "/run/lock"}
 // write, as a volume or a tmpfs has that nobody else can reach, are taken away.
 func makeDataDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("data directory: %w", err)
+		return &problem.Error{
+			Code: problem.DataDirectoryInvalid,
+			Err:  fmt.Errorf("data directory: %w", err),
+			Hint: "name one that this user can make with --data-dir",
+		}
 	}
 	info, err := os.Stat(dir)
 	if err != nil {

@@ -42,7 +42,7 @@ func (s *settings) addGlobalFlags(root *cobra.Command) {
 }
 
 // defaultDataDir follows the file system hierarchy for root and the XDG
-// directories for other users. It is empty for a user without a home directory.
+// directories for other users.
 func (s *settings) defaultDataDir() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/proxima"
@@ -57,8 +57,12 @@ func (s *settings) defaultDataDir() string {
 	if u, err := user.Current(); err == nil && filepath.IsAbs(u.HomeDir) && u.HomeDir != "/" {
 		return filepath.Join(u.HomeDir, ".local", "share", "proxima")
 	}
-	return ""
+	return noHome
 }
+
+// noHome is what users without a home directory have in Debian: nothing is found there, and nothing can be
+// made, so what needs a data directory says so, and what needs none works.
+const noHome = "/nonexistent/proxima"
 
 // load fills flags that the command line left alone: from the environment, then
 // from the configuration file.
@@ -73,13 +77,6 @@ func (s *settings) load(cmd *cobra.Command) error {
 	}
 	if s.dataDir == "" {
 		s.dataDir = s.defaultDataDir()
-	}
-	if s.dataDir == "" && cmd.Name() != "version" {
-		return &problem.Error{
-			Code: problem.DataDirectoryInvalid,
-			Err:  errors.New("there is no data directory: this user has no home directory"),
-			Hint: "name one with --data-dir, or set HOME or XDG_DATA_HOME",
-		}
 	}
 	log, err := s.logger()
 	if err != nil {

@@ -303,7 +303,7 @@ func TestRunGateway(t *testing.T) {
 	if out, err := supervisor.container(t, "version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "proxima v") {
 		t.Errorf("version: %v\n%s", err, out)
 	}
-	out, err := supervisor.container(t, "ingress", "--engine=envoy", "--in-cluster", "--server=192.0.2.1:6443", "--node-name=gateway-1", "--data-dir="+dir).CombinedOutput()
+	out, err := supervisor.container(t, "ingress", "--engine=envoy", "--in-cluster", "--server=192.0.2.1:6443", "--node-name=gateway-1").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "install Envoy 1.37 or newer") {
 		t.Errorf("a gateway without Envoy: %v\n%s", err, out)
 	}
