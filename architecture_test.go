@@ -73,6 +73,7 @@ var layers = map[string]layer{
 	"internal/resource/memory":       base,
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,
+	"internal/ratelimit":             base,
 	"internal/scavenge":              base,
 	"internal/secretfile":            base,
 	"internal/servicetag":            base,

@@ -92,7 +92,7 @@ func (q *arrival) privileged() bool {
 // serve a request that ends by itself: first its body is read, then it gets a slot.
 func (q *arrival) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	l, lane, name := q.limiter, q.lane(), q.who.GetName()
-	if q.info.Resource == "events" && isMutating(q.info.Verb) && !q.privileged() && !l.events.allow(name, time.Now()) {
+	if q.info.Resource == "events" && isMutating(q.info.Verb) && !q.privileged() && !l.events.Allow(name, time.Now()) {
 		l.refused.WithLabelValues(limitEvents).Inc()
 		l.refuse(w, r, q.info, apierrors.NewTooManyRequests(fmt.Sprintf(
 			"%s writes more than %d Events a second: write fewer, or raise --max-events-per-second of the control plane", name, l.EventsPerSecond),

@@ -7,12 +7,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/proxima-mesh/proxima/internal/ratelimit"
 )
 
 // Defaults of Limits. The first three are those of kube-apiserver.
@@ -25,6 +28,9 @@ const (
 	DefaultWatchesPerClient = 1000
 	// DefaultEventsPerSecond is far above what an agent has to tell.
 	DefaultEventsPerSecond = 20
+	// maxEventBurst: a user may write so many seconds' worth of Events at once, as when many
+	// workloads of a node end together.
+	maxEventBurst = 30
 	// DefaultSlowClient: TCP itself gives up on a peer that takes nothing only
 	// after many minutes.
 	DefaultSlowClient = 30 * time.Second
@@ -95,7 +101,7 @@ type limiter struct {
 
 	reads, writes, leases *lane
 
-	events *eventRates
+	events *ratelimit.Limiter // by user
 
 	mu      sync.Mutex
 	watches map[string]int // by user
@@ -129,7 +135,7 @@ func newLimiter(l Limits, errors runtime.NegotiatedSerializer) *limiter {
 	for _, limit := range []string{limitBody, limitRead, limitMutating, limitLeases, limitWatches, limitEvents, limitTime, limitMemory} {
 		out.refused.WithLabelValues(limit)
 	}
-	out.events = newEventRates(out.EventsPerSecond)
+	out.events = ratelimit.New(rate.Limit(out.EventsPerSecond), maxEventBurst*out.EventsPerSecond)
 	out.newLanes()
 	return out
 }

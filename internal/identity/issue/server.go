@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/ratelimit"
 )
 
 // MaxRequest is the largest certificate request that is read, in bytes; one of ours has
@@ -101,7 +102,7 @@ type Config struct {
 type Server struct {
 	identityv1.UnimplementedIdentityServer
 	config Config
-	limits *limiter
+	limits *ratelimit.Limiter
 	issued *prometheus.CounterVec
 }
 
@@ -138,9 +139,9 @@ func (s *Server) issue(ctx context.Context, r *identityv1.IssueRequest) (*identi
 	if err != nil {
 		return nil, err
 	}
-	if !s.limits.allow(node, s.config.Now()) {
+	if !s.limits.Allow(node, s.config.Now()) {
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"node %s requests too many certificates: at most %g a second", node, float64(s.limits.limits.Rate))
+			"node %s requests too many certificates: at most %g a second", node, float64(s.limits.Rate()))
 	}
 	csr, err := parseRequest(r.GetRequest())
 	if err != nil {
