@@ -92,7 +92,7 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 		Registrar: registry.NewRegistrar(registry.RegistrarConfig{
 			Client: a.client, Catalog: i.catalog, Owner: instanceName(a.address), MachineID: s.machineID, Running: x.running, Leads: x.leads, Logger: log,
 		}),
-		Index:   registry.NewIndex(registry.IndexConfig{Catalog: i.catalog, Site: cfg.site(), Logger: log}),
+		Index:   registry.NewIndex(registry.IndexConfig{Catalog: i.catalog, Site: cfg.site(), Mark: x.mark(), Logger: log}),
 		Configs: registry.NewConfigs(a.client, i.catalog, log),
 		Gate:    &registry.Gate{Anonymous: cfg.Registries.Anonymous, Check: registryUsers(s.tokens), Local: new(machine.Interfaces).Has},
 		Meters:  registry.NewMeters(s.metrics), Client: a.client, Namespaces: cfg.Registries.Namespaces, Logger: log,
@@ -288,6 +288,17 @@ func (c *controllers) runDubbo(ctx context.Context) error {
 		Client: c.client, Catalog: c.instance.catalog, MachineID: c.registries.machineID, Meters: c.registries.core.Meters,
 		Logger: c.log.With("component", "metadata of dubbo"),
 	}).Run(ctx)
+}
+
+// mark returns the Mark of an Index (registry.IndexConfig); nil: there is this instance alone.
+func (x *instances) mark() func(context.Context) (uint64, error) {
+	if x.members == nil {
+		return nil
+	}
+	return func(ctx context.Context) (uint64, error) {
+		revision, err := x.members.Mark(ctx)
+		return uint64(revision), err
+	}
 }
 
 // running are the names of the instances that run; nil: there is this one alone.

@@ -206,6 +206,12 @@ func (m *Members) beat(ctx context.Context) {
 	}
 }
 
+// Mark writes a record that says nothing, and returns its revision. It is above every revision that an instance has
+// read, or was told of, before the call. Errors: those of the store.
+func (m *Members) Mark(ctx context.Context) (store.Revision, error) {
+	return m.store.Commit(ctx, store.Txn{Ops: []store.Op{{Kind: store.Put, Key: markKey, Value: []byte("{}")}}})
+}
+
 // leave deletes the record. ctx has ended.
 func (m *Members) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)

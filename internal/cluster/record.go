@@ -18,6 +18,7 @@ const (
 
 	leaderPrefix = Prefix + "leader/"
 	memberPrefix = Prefix + "member/"
+	markKey      = Prefix + "mark"
 )
 
 // Term is one term of a leader.

@@ -23,8 +23,8 @@ import (
 )
 
 // Position orders what clients are told of one service, or of all: a larger one is newer. It
-// follows the revision of the store, so it does not go back when a client moves to another
-// instance of the control plane, or that is restarted.
+// follows the revision of the store, so it does not go back when the control plane is restarted,
+// nor, with Index.CatchUp, when a client moves to another instance of it.
 type Position int64
 
 // positionBits are below the revision, for changes that are seen at one revision: the tables of
@@ -48,7 +48,11 @@ type IndexConfig struct {
 	Site locality.Site
 	// Positions, if it is not nil, has the positions where the revisions of kinds have no common order.
 	Positions *Positions
-	Logger    *slog.Logger // nil: discard
+	// Mark, if it is not nil, makes a revision that is above all that any instance of the control plane has seen up to
+	// the call, as a write to the store that they share does. It may block for a request. With it CatchUp raises
+	// positions above those of other instances; without it there are none, or there are Positions.
+	Mark   func(ctx context.Context) (uint64, error)
+	Logger *slog.Logger // nil: discard
 }
 
 // Index has the services of registries, as of the tables: those that clients registered, and those
@@ -203,10 +207,10 @@ func (x *Index) Position() Position {
 }
 
 // CatchUp returns when positions are above all that any instance of the control plane has returned up to now: a client
-// that comes from another one would take for old what has a lower position. Where positions follow revisions they
-// are, and it does nothing. Else it blocks for some requests at most, which all that come meanwhile share.
+// that comes from another one would take for old what has a lower position. Where one instance alone has the store it
+// does nothing. Else it blocks for some requests at most, which all that come meanwhile share.
 func (x *Index) CatchUp(ctx context.Context) error {
-	if x.config.Positions == nil {
+	if x.config.Positions == nil && x.config.Mark == nil {
 		return nil
 	}
 	own := x.arrived.Add(1)
@@ -225,21 +229,31 @@ func (x *Index) CatchUp(ctx context.Context) error {
 
 // raise positions above all that any instance has used, under x.order.
 func (x *Index) raise(ctx context.Context) error {
-	moved, err := x.config.Positions.CatchUp(ctx)
-	if err != nil || !moved {
-		return err
-	}
-	at, err := x.config.Positions.Take(ctx)
-	if err != nil {
+	at, err := x.above(ctx)
+	if err != nil || at == 0 {
 		return err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.position, x.floor = at, at
+	x.position = max(x.position, at)
+	x.floor = x.position
 	for _, e := range x.services {
 		e.lists = nil
 	}
 	return nil
+}
+
+// above returns a position above all that any instance has used; 0: those of this one are.
+func (x *Index) above(ctx context.Context) (Position, error) {
+	if x.config.Positions == nil {
+		revision, err := x.config.Mark(ctx)
+		return Position(revision << positionBits), err
+	}
+	moved, err := x.config.Positions.CatchUp(ctx)
+	if err != nil || !moved {
+		return 0, err
+	}
+	return x.config.Positions.Take(ctx)
 }
 
 // Snapshot is the state that the index is of.

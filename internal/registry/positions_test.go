@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -152,6 +153,39 @@ func TestIndexCatchesUp(t *testing.T) {
 		r.register(s, orders(8081))
 		synctest.Wait()
 		if l := a.Listing(name, ""); l.Position <= seen || len(l.Instances) != 2 {
+			t.Errorf("position %d after %d, with %d instances", l.Position, seen, len(l.Instances))
+		}
+	})
+}
+
+// The tables of two instances that share a store come to a revision in a different order, so the one that knows more
+// may tell of it at a lower position. A client that comes to it is told at a higher one.
+func TestIndexRaisesToMark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.stop()
+		name := Service{Namespace: "shop", Name: "orders"}
+		s := r.open(Nacos, User{}, 0)
+		r.register(s, orders(8080))
+		synctest.Wait()
+		r.index.config.Mark = func(context.Context) (uint64, error) { return 0, errors.New("no connection") }
+		if err := r.index.CatchUp(t.Context()); err == nil {
+			t.Error("no error while the store cannot be written")
+		}
+		// Another instance has told of the same list when a table of it was further.
+		newest := r.index.Snapshot().Revision() + 5
+		seen := Position(0).after(newest)
+		r.index.config.Mark = func(context.Context) (uint64, error) { newest++; return newest, nil }
+		if err := r.index.CatchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.index.Listing(name, "").Position; got <= seen {
+			t.Errorf("position %d after %d", got, seen)
+		}
+		seen = r.index.Listing(name, "").Position
+		r.register(s, orders(8081)) // at a revision below the mark
+		synctest.Wait()
+		if l := r.index.Listing(name, ""); l.Position <= seen || len(l.Instances) != 2 {
 			t.Errorf("position %d after %d, with %d instances", l.Position, seen, len(l.Instances))
 		}
 	})
