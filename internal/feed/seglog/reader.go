@@ -1,0 +1,257 @@
+package seglog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"time"
+)
+
+// Reader reads a log from a position on. Make it with Log.Read. Not safe for concurrent use. It holds nothing that must be
+// released.
+type Reader struct {
+	log *Log
+	at  Position
+
+	segment *segment
+	offset  int64
+	window  window
+	copy    *copyOf // that is read; nil: the first
+}
+
+// Read returns a reader of what comes after a position.
+func (l *Log) Read(after Position) *Reader { return &Reader{log: l, at: after} }
+
+// At is the position up to which everything was returned.
+func (r *Reader) At() Position { return r.at }
+
+// Next returns the next entries, one at least, which it waits for. Errors: that of ctx, *ExpiredError, *DamagedError (the next
+// call goes on behind the damage), ErrClosed.
+func (r *Reader) Next(ctx context.Context) ([]*Entry, error) {
+	for {
+		changed := r.log.Changed()
+		entries, err := r.Poll()
+		if err != nil || len(entries) > 0 {
+			return entries, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Changed is closed when the log has changed since the call.
+func (l *Log) Changed() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.changed
+}
+
+// Poll is Next without waiting: none, if there are no further entries yet.
+func (r *Reader) Poll() ([]*Entry, error) {
+	for {
+		s, c, offset, end, err := r.place()
+		if err != nil || s == nil {
+			return nil, err
+		}
+		b, next, err := r.window.block(c.file, offset, end)
+		if err != nil {
+			if err := r.damaged(s, c, err); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		r.offset = next
+		entries := b.entries
+		if n := len(entries); n > 0 && entries[0].Position <= r.at {
+			entries = entries[sort.Search(n, func(i int) bool { return entries[i].Position > r.at }):]
+		}
+		r.at = max(r.at, b.complete)
+		if len(entries) > 0 {
+			return entries, nil
+		}
+	}
+}
+
+// place finds the block to read next: of which segment and copy, from an offset, with blocks up to end. s is nil if there is
+// none yet.
+func (r *Reader) place() (s *segment, c *copyOf, offset, end int64, err error) {
+	l := r.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil, 0, 0, ErrClosed
+	}
+	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Complete > r.at })
+	if i == len(l.segments) {
+		return nil, nil, 0, 0, nil
+	}
+	s = l.segments[i]
+	if r.at < s.After && (i == 0 || s.Gap) {
+		return nil, nil, 0, 0, &ExpiredError{First: s.After}
+	}
+	if s != r.segment {
+		r.segment, r.offset, r.window, r.copy = s, s.from(r.at, s.begin), window{}, nil
+	}
+	if r.copy == nil || !slices.Contains(s.copies, r.copy) {
+		if len(s.copies) == 0 {
+			return nil, nil, 0, 0, fmt.Errorf("%s has no copy that can be read", fileName(s.After))
+		}
+		r.copy, r.window = s.copies[0], window{}
+	}
+	return s, r.copy, r.offset, s.Size, nil
+}
+
+// damaged goes on with another copy, or reports what is lost and goes on behind it.
+func (r *Reader) damaged(s *segment, c *copyOf, cause error) error {
+	l := r.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Contains(l.segments, s) || l.closed {
+		return nil // it was removed meanwhile
+	}
+	if i := slices.Index(s.copies, c); i >= 0 && i+1 < len(s.copies) {
+		r.copy, r.window = s.copies[i+1], window{}
+		return nil
+	}
+	to, offset := s.Complete, s.Size
+	for _, ref := range s.Index {
+		if ref.Offset > r.offset {
+			to, offset = ref.At-1, ref.Offset
+			break
+		}
+	}
+	err := &DamagedError{After: r.at, To: to, File: c.path(s), Err: cause}
+	r.at, r.offset, r.copy, r.window = max(r.at, to), offset, nil, window{}
+	return err
+}
+
+// Previous returns the value that an entry replaced, and whether the log has it. It reads from a disk.
+func (l *Log) Previous(e *Entry) (value []byte, ok bool, err error) {
+	if e.Prev == 0 {
+		return nil, false, nil
+	}
+	if e.PrevValue != nil || e.Kind == Delete {
+		return e.PrevValue, true, nil
+	}
+	before, err := l.entry(e.Prev)
+	if err != nil || before == nil || before.Key != e.Key || before.Kind != Put {
+		return nil, false, err
+	}
+	return before.Value, true, nil
+}
+
+// entry at a position; nil: there is none.
+func (l *Log) entry(at Position) (*Entry, error) {
+	r := l.Read(at - 1)
+	entries, err := r.Poll()
+	var expired *ExpiredError
+	if errors.As(err, &expired) {
+		return nil, nil
+	}
+	if err != nil || len(entries) == 0 || entries[0].Position != at {
+		return nil, err
+	}
+	return entries[0], nil
+}
+
+// Since returns the position after which all entries are of a time or later. It reads from a disk.
+func (l *Log) Since(t time.Time) (Position, error) {
+	millis := t.UnixMilli()
+	l.mu.Lock()
+	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Newest >= millis })
+	if i == len(l.segments) {
+		defer l.mu.Unlock()
+		return l.end.Complete, nil
+	}
+	s := l.segments[i]
+	at := s.After
+	if j := sort.Search(len(s.Index), func(j int) bool { return s.Index[j].Time >= millis }); j > 0 {
+		at = s.Index[j-1].At - 1
+	}
+	l.mu.Unlock()
+	r := l.Read(at)
+	for {
+		entries, err := r.Poll()
+		if err != nil || len(entries) == 0 {
+			return r.At(), err
+		}
+		for _, e := range entries {
+			if e.Time.UnixMilli() >= millis {
+				return at, nil
+			}
+			at = e.Position
+		}
+	}
+}
+
+// SegmentInfo describes a segment.
+type SegmentInfo struct {
+	// After, Last and Complete: its entries are above After, up to Last; it is complete up to Complete.
+	After    Position `json:"after"`
+	Last     Position `json:"last"`
+	Complete Position `json:"complete"`
+	Epoch    string   `json:"epoch"`
+	// Gap: changes are missing between the segment before and this one.
+	Gap     bool      `json:"gap,omitempty"`
+	Entries int64     `json:"entries"`
+	Bytes   int64     `json:"bytes"`
+	Oldest  time.Time `json:"oldest"`
+	Newest  time.Time `json:"newest"`
+	Sealed  bool      `json:"sealed"`
+	// SHA256 of its blocks, if it is sealed.
+	SHA256 string `json:"sha256,omitempty"`
+	// Copies are the files that have it.
+	Copies []string `json:"copies"`
+}
+
+// Segments are those of the log, in order.
+func (l *Log) Segments() []SegmentInfo {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]SegmentInfo, len(l.segments))
+	for i, s := range l.segments {
+		out[i] = SegmentInfo{
+			After: s.After, Last: s.Last, Complete: s.Complete, Epoch: s.Epoch, Gap: s.Gap, Entries: s.Entries, Bytes: s.Size,
+			Oldest: time.UnixMilli(s.Oldest), Newest: time.UnixMilli(s.Newest), Sealed: s.sealed, SHA256: s.sum,
+		}
+		for _, c := range s.copies {
+			out[i].Copies = append(out[i].Copies, c.path(s))
+		}
+	}
+	return out
+}
+
+// RootInfo describes a root.
+type RootInfo struct {
+	Dir string `json:"dir"`
+	// Segments and Bytes that it has.
+	Segments int   `json:"segments"`
+	Bytes    int64 `json:"bytes"`
+	// Problem is why it gets no new segment; empty: it does.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Roots are those of the log, in the order of Options.
+func (l *Log) Roots() []RootInfo {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]RootInfo, len(l.roots))
+	for i, r := range l.roots {
+		out[i].Dir = r.dir
+		if r.err != nil {
+			out[i].Problem = r.err.Error()
+		}
+		for _, s := range l.segments {
+			if slices.ContainsFunc(s.copies, func(c *copyOf) bool { return c.root == r }) {
+				out[i].Segments++
+				out[i].Bytes += s.Size
+			}
+		}
+	}
+	return out
+}
