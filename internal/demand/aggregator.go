@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"slices"
 	"sync"
@@ -45,6 +46,9 @@ const (
 	// than leastConnections weigh nothing against the prior's 3.
 	idle             = 15 * time.Minute
 	leastConnections = 0.01
+	// leastTold connections, of those that are remembered, say which part of a port's traffic is
+	// of which family.
+	leastTold = 5
 
 	// noticeable difference of a zone's share, which is published.
 	noticeable = 0.005
@@ -113,11 +117,11 @@ type agent struct {
 	zone     locality.Zone
 	runs     []run // newest last
 	reported time.Time
-	// window is what was reported since the last step, in order of ports, and the
+	// window is what was reported since the last step, in order of lanes, and the
 	// time that it covers.
 	window        []count
 	windowElapsed time.Duration
-	// held is the smoothed rate per second, in order of ports; it stands in for reports that
+	// held is the smoothed rate per second, in order of lanes; it stands in for reports that
 	// are missing. steady: it has seen a report.
 	held   []count
 	steady bool
@@ -139,30 +143,42 @@ type run struct {
 
 // count of new connections, or a rate of them.
 type count struct {
-	port  *port
+	lane  *lane
 	value float64
 }
 
 // port is a service port with traffic.
 type port struct {
-	name   proxy.PortName
+	name  proxy.PortName
+	total Total
+	// lanes of IPv4 and IPv6; nil: there is no traffic.
+	lanes [2]*lane
+	// told are the connections of either family that were counted by who tells them apart.
+	told [2]fading
+	// before is the total at the last step; rates of bytes are per second.
+	before          Total
+	inRate, outRate float64
+	stepped         bool
+	// agents by which traffic was carried.
+	agents portAgents
+	units  units
+}
+
+// lane is the traffic of one address family of a service port. Families are planned apart, and
+// so are estimated apart.
+type lane struct {
+	port   *port
+	family proxy.Family
 	serial uint64
 	gone   bool
-	total  Total
 	// counts of this step by zone.
 	counts    []float64
 	estimator *estimate.Estimator
 	// published are the shares that subscribers got last; nil: none.
 	published []float64
 	used      time.Time
-	// before is the total at the last step; rates of bytes are per second.
-	before          Total
-	inRate, outRate float64
-	stepped         bool
-	// carried by way, and by which agents.
+	// carried by way.
 	carried map[way]*carried
-	agents  portAgents
-	units   units
 }
 
 // NewAggregator makes an aggregator that knows of no traffic.
@@ -269,18 +285,22 @@ func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
 		t := &r.Traffic[i]
 		p := a.ports[t.Port]
 		if p == nil {
-			if p = a.newPort(now, t.Port); p == nil {
+			if p = a.newPort(t.Port); p == nil {
 				a.stats.UnknownPort += t.Connections
 				continue
 			}
 		}
-		p.used = now
 		p.units.note(now, t, r.Proxy != "")
 		p.total.add(t.total())
 		a.stats.Total.add(t.total())
 		a.stats.Requests += t.Requests
-		if t.Connections > 0 {
-			from.window = append(from.window, count{p, float64(t.Connections)})
+		if t.Family != proxy.AnyFamily {
+			p.told[t.Family-proxy.IPv4].add(now, float64(t.Connections))
+		}
+		for l, part := range a.lanesOf(now, p, t.Family) {
+			if l.used = now; t.Connections > 0 {
+				from.window = append(from.window, count{l, part * float64(t.Connections)})
+			}
 		}
 	}
 	if again {
@@ -290,25 +310,79 @@ func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
 }
 
 // newPort begins to measure a service port; nil if there is none of that name.
-func (a *Aggregator) newPort(now time.Time, name proxy.PortName) *port {
+func (a *Aggregator) newPort(name proxy.PortName) *port {
 	if !a.world.Has(name) {
 		return nil
 	}
-	a.serial++
-	p := &port{name: name, serial: a.serial, counts: make([]float64, len(a.zones)), estimator: estimate.New(a.zones), used: now}
+	p := &port{name: name}
 	a.ports[name] = p
 	return p
 }
 
-// sorted orders counts by port, adds up those of the same, and leaves out ports that
+// lanesOf traffic of a family, and the part of it that each gets. Who counted may not tell
+// families apart: then all is of the Service's only family or, if it has two, divided as others
+// counted them, and in halves as long as nobody did.
+func (a *Aggregator) lanesOf(now time.Time, p *port, family proxy.Family) iter.Seq2[*lane, float64] {
+	if family == proxy.AnyFamily {
+		family = a.world.Family(p.name)
+	}
+	return func(yield func(*lane, float64) bool) {
+		if family != proxy.AnyFamily {
+			yield(a.laneOf(p, family), 1)
+			return
+		}
+		v4, v6 := p.told[0].now(now), p.told[1].now(now)
+		part := 0.5
+		if v4+v6 >= leastTold {
+			part = v4 / (v4 + v6)
+		}
+		if part > 0 && !yield(a.laneOf(p, proxy.IPv4), part) {
+			return
+		}
+		if part < 1 {
+			yield(a.laneOf(p, proxy.IPv6), 1-part)
+		}
+	}
+}
+
+// laneOf a family, which begins with its first traffic.
+func (a *Aggregator) laneOf(p *port, family proxy.Family) *lane {
+	at := &p.lanes[family-proxy.IPv4]
+	if *at == nil {
+		a.serial++
+		*at = &lane{port: p, family: family, serial: a.serial, counts: make([]float64, len(a.zones)), estimator: estimate.New(a.zones)}
+	}
+	return *at
+}
+
+// lane of a family; nil: it has no traffic, or p is nil.
+func (p *port) lane(family proxy.Family) *lane {
+	if p == nil || family == proxy.AnyFamily {
+		return nil
+	}
+	return p.lanes[family-proxy.IPv4]
+}
+
+// all lanes that have traffic.
+func (p *port) all() iter.Seq[*lane] {
+	return func(yield func(*lane) bool) {
+		for _, l := range p.lanes {
+			if l != nil && !yield(l) {
+				return
+			}
+		}
+	}
+}
+
+// sorted orders counts by lane, adds up those of the same, and leaves out lanes that
 // are gone. It uses the memory of its argument.
 func sorted(counts []count) []count {
-	slices.SortFunc(counts, func(x, y count) int { return cmp.Compare(x.port.serial, y.port.serial) })
+	slices.SortFunc(counts, func(x, y count) int { return cmp.Compare(x.lane.serial, y.lane.serial) })
 	out := counts[:0]
 	for _, c := range counts {
 		switch n := len(out); {
-		case c.port.gone:
-		case n > 0 && out[n-1].port == c.port:
+		case c.lane.gone:
+		case n > 0 && out[n-1].lane == c.lane:
 			out[n-1].value += c.value
 		default:
 			out = append(out, c)
@@ -318,7 +392,7 @@ func sorted(counts []count) []count {
 	return out
 }
 
-// Estimate is the demand of one service port.
+// Estimate is the demand of one service port and address family.
 type Estimate struct {
 	// Shares by zone, in the order asked for; they sum to 1, or are all 0 if no zone has
 	// nodes. Nothing measured: the prior.
@@ -330,13 +404,18 @@ type Estimate struct {
 	Fixed []float64
 	// Measured: there was traffic not long ago.
 	Measured bool
+	// Other is the load per second of the other family, what is fixed included; 0: it has none.
+	// Its Shares are the prior of this one, as the clients of a Service are more likely where its
+	// other clients are than where CPUs are. Where this family has no load, they are its Shares.
+	Other float64
 }
 
-// Shares returns the estimate for a service port, for zones in ascending order. prior
+// Shares returns the estimate for an address family of a service port, for zones in ascending
+// order; for AnyFamily it is that of both together. prior
 // is what to believe as long as nothing is measured, noNodes marks zones without live
 // nodes; both are as in planner/estimate and may be nil. Demand of other zones does
 // not count.
-func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) Estimate {
+func (a *Aggregator) Shares(name proxy.PortName, family proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) Estimate {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.ports[name]
@@ -363,8 +442,8 @@ func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []
 			inPrior[at[i]] = prior[i]
 		}
 	}
-	load := p.estimator.Load(a.heldBy(time.Now(), p).estimate(inPrior, absent))
-	e := Estimate{Shares: make([]float64, len(zones)), Rate: load.Rate, Measured: true}
+	load, other, measured := a.load(time.Now(), p, family, inPrior, absent)
+	e := Estimate{Shares: make([]float64, len(zones)), Rate: load.Rate, Measured: measured, Other: other}
 	for i, k := range at {
 		if k < 0 {
 			continue
@@ -380,12 +459,59 @@ func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []
 	return e
 }
 
-// Rate of load of a service port, per second, as in Estimate; 0: there was no traffic lately.
+// load of a family of a port, and that of the other one. measured: the family had traffic.
+func (a *Aggregator) load(now time.Time, p *port, family proxy.Family, prior []float64, noNodes []bool) (load estimate.Load, other float64, measured bool) {
+	if family == proxy.AnyFamily {
+		return a.loadOfBoth(now, p, prior, noNodes), 0, true
+	}
+	own, beside := p.lane(family), p.lane(family.Other())
+	if beside != nil {
+		if l := a.loadOf(now, beside, prior, noNodes); l.Rate > 0 {
+			prior, other = l.Shares, l.Rate
+			for _, fixed := range l.Fixed {
+				other += fixed
+			}
+		}
+	}
+	if own == nil {
+		return estimate.Load{Shares: estimate.New(a.zones).Shares(prior, noNodes), Fixed: make([]float64, len(a.zones))}, other, false
+	}
+	return a.loadOf(now, own, prior, noNodes), other, true
+}
+
+func (a *Aggregator) loadOf(now time.Time, l *lane, prior []float64, noNodes []bool) estimate.Load {
+	return l.estimator.Load(a.heldBy(now, l).estimate(prior, noNodes))
+}
+
+// loadOfBoth families of a port.
+func (a *Aggregator) loadOfBoth(now time.Time, p *port, prior []float64, noNodes []bool) (sum estimate.Load) {
+	for l := range p.all() {
+		one := a.loadOf(now, l, prior, noNodes)
+		if sum.Shares == nil {
+			sum = one
+			continue
+		}
+		for i := range one.Shares {
+			if rate := sum.Rate + one.Rate; rate > 0 {
+				sum.Shares[i] = (sum.Shares[i]*sum.Rate + one.Shares[i]*one.Rate) / rate
+			}
+			sum.Fixed[i] += one.Fixed[i]
+		}
+		sum.Rate += one.Rate
+	}
+	if sum.Shares == nil {
+		sum = estimate.Load{Shares: estimate.New(a.zones).Shares(prior, noNodes), Fixed: make([]float64, len(a.zones))}
+	}
+	return sum
+}
+
+// Rate of load of a service port, per second, as in Estimate, both families together; 0: there
+// was no traffic lately.
 func (a *Aggregator) Rate(name proxy.PortName) float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p := a.ports[name]; p != nil {
-		return p.estimator.Load(a.heldBy(time.Now(), p).estimate(nil, nil)).Rate
+		return a.loadOfBoth(time.Now(), p, nil, nil).Rate
 	}
 	return 0
 }
@@ -408,8 +534,10 @@ func (a *Aggregator) rezone(zones []locality.Zone) {
 	}
 	a.zones = zones
 	for _, p := range a.ports {
-		p.estimator.Rezone(zones)
-		p.counts = make([]float64, len(zones))
-		p.published = nil
+		for l := range p.all() {
+			l.estimator.Rezone(zones)
+			l.counts = make([]float64, len(zones))
+			l.published = nil
+		}
 	}
 }

@@ -27,6 +27,8 @@ type fakeWorld struct {
 	// proxies have the zones of their workloads' nodes.
 	proxies map[string]locality.Zone
 	gone    map[proxy.PortName]bool
+	// dual: Services have both address families; else IPv4.
+	dual bool
 }
 
 func (w *fakeWorld) Synced() bool                            { return !w.asleep }
@@ -37,6 +39,12 @@ func (w *fakeWorld) Proxy(name string) (locality.Zone, bool) {
 	return z, ok
 }
 func (w *fakeWorld) Has(port proxy.PortName) bool { return !w.gone[port] }
+func (w *fakeWorld) Family(proxy.PortName) proxy.Family {
+	if w.dual {
+		return proxy.AnyFamily
+	}
+	return proxy.IPv4
+}
 
 // aggregatorTest lets nodes report and steps, on a clock of its own.
 type aggregatorTest struct {
@@ -83,7 +91,7 @@ func (a *aggregatorTest) shares() []float64 {
 		noNodes[0] = noNodes[0] && zone != "a"
 		noNodes[2] = noNodes[2] && zone != "c"
 	}
-	return a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, noNodes).Shares
+	return a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("a", "b", "c"), nil, noNodes).Shares
 }
 
 func (a *aggregatorTest) wantShares(what string, within float64, want ...float64) {
@@ -101,7 +109,7 @@ var threeNodes = map[string]locality.Zone{"n-a": "a", "n-b": "b", "n-c": "c"}
 
 func TestSharesOfZones(t *testing.T) {
 	a := newAggregatorTest(t, maps.Clone(threeNodes))
-	got := a.Shares(portNamed("x"), locality.Zones("a", "b"), []float64{3, 1}, nil)
+	got := a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("a", "b"), []float64{3, 1}, nil)
 	if diff := cmp.Diff(Estimate{Shares: []float64{0.75, 0.25}}, got); diff != "" {
 		t.Errorf("nothing measured (-want +got):\n%s", diff)
 	}
@@ -112,18 +120,18 @@ func TestSharesOfZones(t *testing.T) {
 		a.tick()
 	}
 	a.wantShares("all zones", 0.005, 0.7, 0.2, 0.1)
-	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, nil); math.Abs(e.Rate-100) > 1e-6 || !e.Measured {
+	if e := a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("a", "b", "c"), nil, nil); math.Abs(e.Rate-100) > 1e-6 || !e.Measured {
 		t.Errorf("rate %v, measured %v; want 100 a second", e.Rate, e.Measured)
 	}
-	if e := a.Shares(portNamed("x"), locality.Zones("b", "c"), nil, nil); math.Abs(e.Shares[0]-2./3) > 0.005 {
+	if e := a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("b", "c"), nil, nil); math.Abs(e.Shares[0]-2./3) > 0.005 {
 		t.Errorf("of b and c alone: %v", e.Shares)
 	}
-	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, []bool{true, false, false}); e.Shares[0] != 0 ||
+	if e := a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("a", "b", "c"), nil, []bool{true, false, false}); e.Shares[0] != 0 ||
 		math.Abs(e.Shares[1]-2./3) > 0.005 {
 		t.Errorf("a has no nodes: %v", e.Shares)
 	}
 	// A zone where no agent ever reported stands at its prior.
-	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c", "d"), []float64{1, 1, 1, 1}, nil); math.Abs(e.Shares[3]-0.25) > 0.01 {
+	if e := a.Shares(portNamed("x"), proxy.IPv4, locality.Zones("a", "b", "c", "d"), []float64{1, 1, 1, 1}, nil); math.Abs(e.Shares[3]-0.25) > 0.01 {
 		t.Errorf("d never reported: %v", e.Shares)
 	}
 }

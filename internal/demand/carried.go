@@ -52,7 +52,7 @@ type way struct {
 	kept     bool
 }
 
-// carried is what is known of the exchanges of a service port on one way.
+// carried is what is known of the exchanges of a family of a service port on one way.
 type carried struct {
 	in, out, estimated, opened, closed fading
 	// openFor is the time that connections were open, in connection seconds.
@@ -98,18 +98,21 @@ func (a *Aggregator) noteExchanges(now time.Time, from *agent, zone locality.Zon
 			continue
 		}
 		p.agents.note(now, r, float64(t.Connections))
-		for k := range t.Exchanges {
-			x := &t.Exchanges[k]
-			c := p.carriedOn(now, way{zone, x.Zone, x.Kept}, a.countingOf(zone), r.Accounting.Covered)
-			c.in.add(now, float64(x.BytesIn))
-			c.out.add(now, float64(x.BytesOut))
-			c.estimated.add(now, float64(x.Estimated))
-			c.opened.add(now, float64(x.Opened))
-			c.closed.add(now, float64(x.Closed))
-			if read && x.Open > 0 {
-				c.open += float64(x.Open)
-				c.openFor.add(now, float64(x.Open)*r.Accounting.Covered.Seconds())
-				from.open = append(from.open, openRow{c, float64(x.Open)})
+		for l, part := range a.lanesOf(now, p, t.Family) {
+			for k := range t.Exchanges {
+				x := &t.Exchanges[k]
+				c := l.carriedOn(now, way{zone, x.Zone, x.Kept}, a.countingOf(zone), r.Accounting.Covered)
+				c.in.add(now, part*float64(x.BytesIn))
+				c.out.add(now, part*float64(x.BytesOut))
+				c.estimated.add(now, part*float64(x.Estimated))
+				c.opened.add(now, part*float64(x.Opened))
+				c.closed.add(now, part*float64(x.Closed))
+				if read && x.Open > 0 {
+					open := part * float64(x.Open)
+					c.open += open
+					c.openFor.add(now, open*r.Accounting.Covered.Seconds())
+					from.open = append(from.open, openRow{c, open})
+				}
 			}
 		}
 	}
@@ -151,15 +154,15 @@ func (a *Aggregator) countingOf(zone locality.Zone) *counting {
 
 // carriedOn a way. covered is the time of the report that is being taken, in which the
 // connections of a new way were counted already.
-func (p *port) carriedOn(now time.Time, w way, c *counting, covered time.Duration) *carried {
-	x := p.carried[w]
+func (l *lane) carriedOn(now time.Time, w way, c *counting, covered time.Duration) *carried {
+	x := l.carried[w]
 	if x == nil {
-		if p.carried == nil {
-			p.carried = make(map[way]*carried, 1)
+		if l.carried == nil {
+			l.carried = make(map[way]*carried, 1)
 		}
 		x = &carried{}
 		x.before.add(now, max(0, c.seconds.now(now)-covered.Seconds()))
-		p.carried[w] = x
+		l.carried[w] = x
 	}
 	return x
 }
@@ -210,32 +213,37 @@ func (v *Volume) Total() float64 {
 	return sum
 }
 
-// Volume of a service port now.
-func (a *Aggregator) Volume(name proxy.PortName) Volume {
+// Volume of a family of a service port now; AnyFamily: of both.
+func (a *Aggregator) Volume(name proxy.PortName, family proxy.Family) Volume {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.ports[name]
-	if p == nil {
+	if p == nil || family != proxy.AnyFamily && p.lane(family) == nil {
 		return Volume{Bytes: proxy.Unavailable.String(), Reason: "there was no traffic lately"}
 	}
-	return a.volume(time.Now(), p)
+	return a.volume(time.Now(), p, family)
 }
 
-func (a *Aggregator) volume(now time.Time, p *port) Volume {
-	v := Volume{Ways: make([]Carried, 0, len(p.carried))}
+func (a *Aggregator) volume(now time.Time, p *port, family proxy.Family) Volume {
+	v := Volume{Ways: []Carried{}}
 	estimated, total := 0.0, 0.0
-	for w, c := range p.carried {
-		seconds := a.secondsOf(now, w, c)
-		if seconds <= 0 {
+	for l := range p.all() {
+		if family != proxy.AnyFamily && l.family != family {
 			continue
 		}
-		v.Ways = append(v.Ways, Carried{
-			From: w.from, To: w.to, Kept: w.kept, Open: c.open,
-			BytesIn: c.in.now(now) / seconds, BytesOut: c.out.now(now) / seconds,
-			Opened: c.opened.now(now) / seconds, Closed: c.closed.now(now) / seconds,
-		})
-		estimated += c.estimated.now(now)
-		total += c.in.now(now) + c.out.now(now)
+		for w, c := range l.carried {
+			seconds := a.secondsOf(now, w, c)
+			if seconds <= 0 {
+				continue
+			}
+			v.add(Carried{
+				From: w.from, To: w.to, Kept: w.kept, Open: c.open,
+				BytesIn: c.in.now(now) / seconds, BytesOut: c.out.now(now) / seconds,
+				Opened: c.opened.now(now) / seconds, Closed: c.closed.now(now) / seconds,
+			})
+			estimated += c.estimated.now(now)
+			total += c.in.now(now) + c.out.now(now)
+		}
 	}
 	slices.SortFunc(v.Ways, func(x, y Carried) int {
 		if c := strings.Compare(string(x.From), string(y.From)); c != 0 {
@@ -246,9 +254,21 @@ func (a *Aggregator) volume(now time.Time, p *port) Volume {
 		}
 		return boolOrder(x.Kept, y.Kept)
 	})
-	v.Open, v.Turnover = p.turnover(now)
+	v.Open, v.Turnover = p.turnover(now, family)
 	v.judge(p, now, estimated, total)
 	return v
+}
+
+// add a way, to the same one of the other family if that is there.
+func (v *Volume) add(c Carried) {
+	for i := range v.Ways {
+		if w := &v.Ways[i]; w.From == c.From && w.To == c.To && w.Kept == c.Kept {
+			w.BytesIn, w.BytesOut, w.Open = w.BytesIn+c.BytesIn, w.BytesOut+c.BytesOut, w.Open+c.Open
+			w.Opened, w.Closed = w.Opened+c.Opened, w.Closed+c.Closed
+			return
+		}
+	}
+	v.Ways = append(v.Ways, c)
 }
 
 func boolOrder(a, b bool) int {
@@ -297,15 +317,20 @@ const notableError = 0.01
 // turnover of the open connections of a port that a plan could move: the part of them that
 // closes per second. One more than was seen counts as closed, so that connections that
 // never close turn over slower the longer they are watched, and not never.
-func (p *port) turnover(now time.Time) (open, perSecond float64) {
+func (p *port) turnover(now time.Time, family proxy.Family) (open, perSecond float64) {
 	closed, watched := 1.0, 0.0
-	for w, c := range p.carried {
-		if w.kept {
+	for l := range p.all() {
+		if family != proxy.AnyFamily && l.family != family {
 			continue
 		}
-		open += c.open
-		closed += c.closed.now(now)
-		watched += c.openFor.now(now)
+		for w, c := range l.carried {
+			if w.kept {
+				continue
+			}
+			open += c.open
+			closed += c.closed.now(now)
+			watched += c.openFor.now(now)
+		}
 	}
 	if open == 0 || watched == 0 {
 		return open, 0
@@ -327,16 +352,16 @@ func (h held) estimate(prior []float64, noNodes []bool) estimate.Question {
 	return estimate.Question{Prior: prior, NoNodes: noNodes, Open: h.open, Turnover: h.turnover, Kept: h.kept}
 }
 
-// heldBy a port; the slices are nil if nothing is held.
-func (a *Aggregator) heldBy(now time.Time, p *port) (h held) {
-	if len(p.carried) == 0 {
+// heldBy a lane; the slices are nil if nothing is held.
+func (a *Aggregator) heldBy(now time.Time, l *lane) (h held) {
+	if len(l.carried) == 0 {
 		return h
 	}
 	h.open, h.kept = make([]float64, len(a.zones)), make([]float64, len(a.zones))
 	opened := make([]float64, len(a.zones))
-	_, h.turnover = p.turnover(now)
+	_, h.turnover = l.port.turnover(now, l.family)
 	short := h.turnover*ShortLived.Seconds() > 1
-	for w, c := range p.carried {
+	for w, c := range l.carried {
 		i, ok := slices.BinarySearch(a.zones, w.from)
 		if !ok {
 			continue
@@ -361,10 +386,10 @@ func (a *Aggregator) heldBy(now time.Time, p *port) (h held) {
 }
 
 // forgetCarried drops ways that nothing goes any more, and their zones.
-func (p *port) forgetCarried(now time.Time) {
-	for w, c := range p.carried {
+func (l *lane) forgetCarried(now time.Time) {
+	for w, c := range l.carried {
 		if c.open == 0 && c.in.now(now)+c.out.now(now) < 1 && c.opened.now(now) < leastConnections {
-			delete(p.carried, w)
+			delete(l.carried, w)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type exchanges struct {
 
 // exchangeKey is what an exchange is counted for.
 type exchangeKey struct {
-	port proxy.PortName
+	counted
 	zone locality.Zone
 	kept bool
 }
@@ -44,14 +44,14 @@ func (m *Meter) ReadExchanges(a proxy.Accounting, rows iter.Seq2[proxy.PortName,
 	}
 	now := make(map[exchangeKey]proxy.Exchange, len(x.last))
 	for name, row := range rows {
-		now[exchangeKey{name, row.Zone, row.Kept}] = row
+		now[exchangeKey{counted{name, row.Family}, row.Zone, row.Kept}] = row
 	}
 	for key, p := range x.pending {
 		p.Open = 0
 		x.pending[key] = p
 	}
 	for key, row := range now {
-		x.add(exchangeKey{m.source(key.port), key.zone, key.kept}, row, x.last[key])
+		x.add(exchangeKey{counted{m.source(key.port), key.family}, key.zone, key.kept}, row, x.last[key])
 	}
 	if x.started {
 		x.waiting += a.Covered - min(x.covered, a.Covered)
@@ -100,7 +100,7 @@ func (x *exchanges) take(traffic []Traffic) []Traffic {
 		keys = append(keys, key)
 	}
 	slices.SortFunc(keys, func(a, b exchangeKey) int {
-		if c := comparePorts(a.port, b.port); c != 0 {
+		if c := a.compare(b.counted); c != 0 {
 			return c
 		}
 		if c := strings.Compare(string(a.zone), string(b.zone)); c != 0 {
@@ -115,19 +115,19 @@ func (x *exchanges) take(traffic []Traffic) []Traffic {
 		return -1
 	})
 	at, more := 0, 0 // in traffic; ports that it has not
-	counted := len(traffic)
+	known := len(traffic)
 	for _, key := range keys {
-		for at < counted && comparePorts(traffic[at].Port, key.port) < 0 {
+		for at < known && traffic[at].counted().compare(key.counted) < 0 {
 			at++
 		}
 		var t *Traffic
 		switch n := len(traffic); {
-		case at < counted && traffic[at].Port == key.port:
+		case at < known && traffic[at].counted() == key.counted:
 			t = &traffic[at]
-		case n > counted && traffic[n-1].Port == key.port:
+		case n > known && traffic[n-1].counted() == key.counted:
 			t = &traffic[n-1]
 		case n < MaxPorts:
-			traffic, more = append(traffic, Traffic{Port: key.port}), more+1
+			traffic, more = append(traffic, Traffic{Port: key.port, Family: key.family}), more+1
 			t = &traffic[n]
 		default:
 			continue
@@ -137,7 +137,7 @@ func (x *exchanges) take(traffic []Traffic) []Traffic {
 		// Modes that know bytes by destination know them in no other way, or have the same sum.
 	}
 	if more > 0 {
-		slices.SortFunc(traffic, func(a, b Traffic) int { return comparePorts(a.Port, b.Port) })
+		slices.SortFunc(traffic, func(a, b Traffic) int { return a.counted().compare(b.counted()) })
 	}
 	for i := range traffic {
 		in, out := uint64(0), uint64(0)

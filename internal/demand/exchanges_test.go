@@ -121,7 +121,7 @@ func TestVolume(t *testing.T) {
 					p.report(node, acc, tr)
 				}
 				p.step(time.Now())
-				v := p.Volume(port)
+				v := p.Volume(port, proxy.AnyFamily)
 				if minute < 1 {
 					continue
 				}
@@ -136,7 +136,7 @@ func TestVolume(t *testing.T) {
 			}
 		}
 		// 30 open connections of which 0.9 close per second: each after 33 s.
-		if v := p.Volume(port); !near(v.Turnover, 0.03, 0.05) {
+		if v := p.Volume(port, proxy.AnyFamily); !near(v.Turnover, 0.03, 0.05) {
 			t.Errorf("turnover %+v", v.Turnover)
 		}
 		if p.Snapshot(nil)[0].Volume.Bytes != "Measured" {
@@ -150,19 +150,19 @@ func TestVolumeQuality(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlane(t, map[string]locality.Zone{"new": "a", "old": "a", "off": "a"})
 		port := portNamed("x")
-		if v := p.Volume(port); v.Bytes != "Unavailable" || v.Reason == "" {
+		if v := p.Volume(port, proxy.AnyFamily); v.Bytes != "Unavailable" || v.Reason == "" {
 			t.Errorf("nothing: %+v", v)
 		}
 		minute := Accounting{Quality: proxy.Measured, Covered: time.Minute}
 		exchange := []proxy.Exchange{{Zone: "b", BytesIn: 900, Opened: 10, Estimated: 90}}
 		p.report("old", Accounting{}, Traffic{Port: port, Connections: 10})
-		if v := p.Volume(port); v.Bytes != "Unavailable" || !strings.Contains(v.Reason, "earlier version") {
+		if v := p.Volume(port, proxy.AnyFamily); v.Bytes != "Unavailable" || !strings.Contains(v.Reason, "earlier version") {
 			t.Errorf("an earlier agent alone: %+v", v)
 		}
 		time.Sleep(time.Minute)
 		p.report("new", minute, Traffic{Port: port, Connections: 80, Exchanges: exchange})
 		p.report("off", Accounting{Reason: "--accounting=off"}, Traffic{Port: port, Connections: 11})
-		v := p.Volume(port)
+		v := p.Volume(port, proxy.AnyFamily)
 		if v.Bytes != "Estimated" || !strings.Contains(v.Reason, "--accounting=off") || !near(v.Error, 1-0.9*0.8, 0.05) {
 			t.Errorf("one of three: %+v", v)
 		}
@@ -185,12 +185,12 @@ func TestLongConnectionsAreDemand(t *testing.T) {
 			p.report("n2", acc, open(3))
 			p.step(time.Now())
 		}
-		e := p.Shares(port, zones, nil, nil)
+		e := p.Shares(port, proxy.IPv4, zones, nil, nil)
 		// 9 and 3 connections, and a prior of 3.
 		if want := (9 + 1.5) / 15; !near(e.Shares[0], want, 0.01) || !e.Measured || !(e.Rate > 0) {
 			t.Errorf("shares %v, want %.2f of a; rate %g", e.Shares, want, e.Rate)
 		}
-		v := p.Volume(port)
+		v := p.Volume(port, proxy.AnyFamily)
 		if life := 1 / v.Turnover; v.Open != 12 || life < 4000 || life > 6000 {
 			t.Errorf("%v open, which last %.0f s: want 12 and about what was watched", v.Open, life)
 		}
@@ -201,7 +201,7 @@ func TestLongConnectionsAreDemand(t *testing.T) {
 			p.report("n2", Accounting{Quality: proxy.Measured, Covered: time.Minute}, open(3))
 			p.step(time.Now())
 		}
-		if v := p.Volume(port); v.Open != 3 {
+		if v := p.Volume(port, proxy.AnyFamily); v.Open != 3 {
 			t.Errorf("%v open after a node went, want 3", v.Open)
 		}
 	})
@@ -216,7 +216,7 @@ func TestOpenConnectionsThatAreNotReadAgain(t *testing.T) {
 		want := func(what string, n float64) {
 			t.Helper()
 			p.step(time.Now())
-			if v := p.Volume(port); v.Open != n {
+			if v := p.Volume(port, proxy.AnyFamily); v.Open != n {
 				t.Errorf("%s: %v open, want %v", what, v.Open, n)
 			}
 		}
@@ -253,7 +253,7 @@ func TestShortConnectionsAreCounted(t *testing.T) {
 				p.report(node, acc, Traffic{Port: port, Connections: 80, Exchanges: []proxy.Exchange{x}})
 			}
 			p.step(time.Now())
-			if e := p.Shares(port, zones, nil, nil); i > 0 && (!near(e.Rate, 16, 0.01) || !near(e.Shares[0], 0.5, 0.01)) {
+			if e := p.Shares(port, proxy.IPv4, zones, nil, nil); i > 0 && (!near(e.Rate, 16, 0.01) || !near(e.Shares[0], 0.5, 0.01)) {
 				t.Fatalf("report %d: %+v, want halves of 16 a second", i, e)
 			}
 		}
@@ -274,7 +274,7 @@ func TestKeptIsFixed(t *testing.T) {
 			p.report("n2", acc, Traffic{Port: port, Connections: 100, Exchanges: []proxy.Exchange{{Zone: "b", Opened: 100}}})
 			p.step(time.Now())
 		}
-		e := p.Shares(port, zones, nil, nil)
+		e := p.Shares(port, proxy.IPv4, zones, nil, nil)
 		if !near(e.Shares[0], 0.5, 0.01) || !near(e.Rate, 20, 0.01) || len(e.Fixed) != 2 || !near(e.Fixed[0], 1.5, 0.01) || e.Fixed[1] != 0 {
 			t.Errorf("%+v, want halves of 20/s, and 1.5 times that fixed in a", e)
 		}

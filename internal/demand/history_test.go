@@ -215,7 +215,7 @@ func TestHistories(t *testing.T) {
 			t.Fatalf("%+v was carried, %+v is counted", carried, h.taken)
 		}
 		for _, p := range historyPorts {
-			e := h.plane.Shares(portNamed(p), locality.Zones("a", "b", "c"), nil, nil)
+			e := h.plane.Shares(portNamed(p), proxy.IPv4, locality.Zones("a", "b", "c"), nil, nil)
 			if s := e.Shares[0] + e.Shares[1] + e.Shares[2]; !(s > 1-1e-9 && s < 1+1e-9) || e.Rate < 0 {
 				t.Fatalf("%s: %+v", p, e)
 			}

@@ -1,6 +1,7 @@
 package demand
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -32,16 +33,26 @@ type Meter struct {
 
 	started bool
 	reads   uint64
-	last    map[proxy.PortName]reading
+	last    map[counted]reading
 
 	// pending is counted since the report in hand, over the time from since to until.
-	pending      map[proxy.PortName]Total
+	pending      map[counted]Total
 	since, until time.Time
 	hand         *Report
 	sequence     uint64
 	stats        MeterStats
 
 	exchanges exchanges
+}
+
+// counted is what is counted apart: a service port and the family of its addresses.
+type counted struct {
+	port   proxy.PortName
+	family proxy.Family
+}
+
+func (c counted) compare(d counted) int {
+	return cmp.Or(comparePorts(c.port, d.port), cmp.Compare(c.family, d.family))
 }
 
 type reading struct {
@@ -73,7 +84,7 @@ func NewMeter(node, run string, source func(proxy.PortName) proxy.PortName) *Met
 	if source == nil {
 		source = func(name proxy.PortName) proxy.PortName { return name }
 	}
-	return &Meter{node: node, run: run, source: source, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}, exchanges: newExchanges()}
+	return &Meter{node: node, run: run, source: source, last: map[counted]reading{}, pending: map[counted]Total{}, exchanges: newExchanges()}
 }
 
 // Read takes the counters as they are now. The first read is what others are
@@ -86,7 +97,13 @@ func (m *Meter) Read(now time.Time, counts iter.Seq2[proxy.PortName, proxy.Count
 	m.reads++
 	seen := 0
 	for name, c := range counts {
-		m.readPort(name, Total{Connections: c.Connections, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
+		all := Total{Connections: c.Connections, BytesIn: c.BytesIn, BytesOut: c.BytesOut}
+		if v6 := Total(c.IPv6); c.ByFamily {
+			m.readPort(counted{name, proxy.IPv6}, v6)
+			m.readPort(counted{name, proxy.IPv4}, all.since(v6))
+		} else {
+			m.readPort(counted{name, proxy.AnyFamily}, all)
+		}
 		seen++
 	}
 	switch {
@@ -95,20 +112,20 @@ func (m *Meter) Read(now time.Time, counts iter.Seq2[proxy.PortName, proxy.Count
 	case seen == 0:
 		m.reads-- // nothing could be read, so no port ages
 	case m.reads%forgetReads == 0:
-		maps.DeleteFunc(m.last, func(_ proxy.PortName, r reading) bool { return m.reads-r.read >= forgetReads })
+		maps.DeleteFunc(m.last, func(_ counted, r reading) bool { return m.reads-r.read >= forgetReads })
 	}
 	m.until = now
 }
 
-func (m *Meter) readPort(name proxy.PortName, now Total) {
-	before, known := m.last[name]
+func (m *Meter) readPort(key counted, now Total) {
+	before, known := m.last[key]
 	if now == before.total {
 		if known {
-			m.last[name] = reading{now, m.reads}
+			m.last[key] = reading{now, m.reads}
 		}
 		return // ports that never had traffic are not kept
 	}
-	m.last[name] = reading{now, m.reads}
+	m.last[key] = reading{now, m.reads}
 	if !m.started {
 		return
 	}
@@ -116,15 +133,15 @@ func (m *Meter) readPort(name proxy.PortName, now Total) {
 		m.stats.Restarts++
 		return
 	}
-	name = m.source(name)
-	p, waiting := m.pending[name]
+	key.port = m.source(key.port)
+	p, waiting := m.pending[key]
 	d := now.since(before.total)
 	if !waiting && len(m.pending) >= maxPending {
 		m.stats.Dropped += d.Connections
 		return
 	}
 	p.add(d)
-	m.pending[name] = p
+	m.pending[key] = p
 }
 
 // Next returns the report to send: the one that was not acknowledged, else what was
@@ -150,23 +167,23 @@ func (m *Meter) Next(zone locality.Zone) *Report {
 // take empties pending into a list, in order, as far as it fits into a report.
 func (m *Meter) take() []Traffic {
 	out := make([]Traffic, 0, min(len(m.pending), MaxPorts))
-	for name, t := range m.pending {
+	for key, t := range m.pending {
 		if len(out) == MaxPorts {
 			break
 		}
 		// A count beyond the limit is a broken counter; the limit is far from any real one.
 		out = append(out,
-			Traffic{Port: name, Connections: min(t.Connections, MaxCount), BytesIn: min(t.BytesIn, MaxCount), BytesOut: min(t.BytesOut, MaxCount)})
+			Traffic{Port: key.port, Family: key.family, Connections: min(t.Connections, MaxCount), BytesIn: min(t.BytesIn, MaxCount), BytesOut: min(t.BytesOut, MaxCount)})
 	}
 	if len(out) == len(m.pending) {
 		// A new map, as the time to clear one grows with the most it ever held.
-		m.pending = make(map[proxy.PortName]Total, len(out))
+		m.pending = make(map[counted]Total, len(out))
 	} else {
 		for _, t := range out {
-			delete(m.pending, t.Port)
+			delete(m.pending, t.counted())
 		}
 	}
-	slices.SortFunc(out, func(a, b Traffic) int { return comparePorts(a.Port, b.Port) })
+	slices.SortFunc(out, func(a, b Traffic) int { return a.counted().compare(b.counted()) })
 	return out
 }
 

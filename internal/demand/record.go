@@ -66,10 +66,13 @@ type Accounting struct {
 
 // Traffic of one service port.
 type Traffic struct {
-	Port                           proxy.PortName
+	Port proxy.PortName
+	// Family of the addresses that clients connected to. A report may have a port once for each;
+	// AnyFamily: who counted does not tell them apart.
+	Family                         proxy.Family
 	Connections, BytesIn, BytesOut uint64
 	// Exchanges with the endpoints of zones, ordered; counted since the report before, but
-	// for what is open.
+	// for what is open. Their own Family is not set: it is that of the traffic.
 	Exchanges []proxy.Exchange
 	// Requests are those of Connections that are HTTP requests, which proxies count.
 	Requests uint64
@@ -110,6 +113,8 @@ func (t Total) since(before Total) Total {
 func (t Total) below(before Total) bool {
 	return t.Connections < before.Connections || t.BytesIn < before.BytesIn || t.BytesOut < before.BytesOut
 }
+
+func (t *Traffic) counted() counted { return counted{t.Port, t.Family} }
 
 func (t *Traffic) total() Total {
 	return Total{Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut}
@@ -152,6 +157,8 @@ func (r *Report) Check() error {
 			return refuse(fmt.Sprintf("traffic[%d]", i), "the names of a service port have 1 to %d bytes each", maxLabel)
 		case t.Connections > MaxCount || t.BytesIn > MaxCount || t.BytesOut > MaxCount:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "a count of %s is above %g", n, float64(MaxCount))
+		case t.Family > proxy.IPv6:
+			return refuse(fmt.Sprintf("traffic[%d]", i), "family %d of %s, not up to %d", t.Family, n, proxy.IPv6)
 		case t.Requests > t.Connections:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "%d requests of %s are more than the %d connections and requests", t.Requests, n, t.Connections)
 		case !t.Utilisation.valid():

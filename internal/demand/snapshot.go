@@ -129,12 +129,23 @@ type PortDemand struct {
 	BytesOut    float64 `json:"bytesOutPerSecond"`
 	// Zones with their shares, as measured, with an even prior.
 	Zones []ZoneShare `json:"zones"`
+	// Families with traffic, if there are two; the rest is of both together.
+	Families []FamilyDemand `json:"families,omitempty"`
 	// Units that the demand was counted in, by whom.
 	Units Units `json:"units"`
 	// Utilisation of its endpoints, as they state it; 0: they do not.
 	Utilisation float64 `json:"utilisation,omitempty"`
 	// Volume is what is known of bytes and open connections.
 	Volume Volume `json:"volume"`
+}
+
+// FamilyDemand is the demand of one address family of a service port, which is planned by it
+// alone.
+type FamilyDemand struct {
+	// Family is IPv4 or IPv6.
+	Family      string      `json:"family"`
+	Connections float64     `json:"connectionsPerSecond"`
+	Zones       []ZoneShare `json:"zones"`
 }
 
 // ZoneShare is the share of a service port's demand that starts in a zone.
@@ -163,12 +174,12 @@ func (a *Aggregator) describe(now time.Time, p *port) PortDemand {
 		Port:        p.name,
 		Name:        p.name.String(),
 		Total:       p.total,
-		Connections: p.estimator.Rate(),
 		BytesIn:     p.inRate,
 		BytesOut:    p.outRate,
 		Units:       p.units.now(now),
 		Utilisation: p.units.utilisation(now),
-		Volume:      a.volume(now, p),
+		Volume:      a.volume(now, p, proxy.AnyFamily),
+		Zones:       a.zoneShares(a.loadOfBoth(now, p, nil, nil).Shares),
 	}
 	if len(d.Volume.Ways) > 0 {
 		d.BytesIn, d.BytesOut = 0, 0
@@ -176,10 +187,22 @@ func (a *Aggregator) describe(now time.Time, p *port) PortDemand {
 			d.BytesIn, d.BytesOut = d.BytesIn+w.BytesIn, d.BytesOut+w.BytesOut
 		}
 	}
-	for i, share := range p.estimator.Load(a.heldBy(now, p).estimate(nil, nil)).Shares {
-		d.Zones = append(d.Zones, ZoneShare{a.zones[i], share})
+	for l := range p.all() {
+		rate := l.estimator.Rate()
+		d.Connections += rate
+		d.Families = append(d.Families, FamilyDemand{l.family.String(), rate, a.zoneShares(a.loadOf(now, l, nil, nil).Shares)})
+	}
+	if len(d.Families) < 2 {
+		d.Families = nil
 	}
 	return d
+}
+
+func (a *Aggregator) zoneShares(shares []float64) (out []ZoneShare) {
+	for i, share := range shares {
+		out = append(out, ZoneShare{a.zones[i], share})
+	}
+	return out
 }
 
 // Stats returns what was seen so far.

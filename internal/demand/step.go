@@ -9,6 +9,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // present is who is there in one step.
@@ -105,7 +106,7 @@ func (a *Aggregator) contribute(g placed, here *present) {
 		g.window = sorted(g.window)
 		covered := g.windowElapsed.Seconds()
 		for _, c := range g.window {
-			c.port.counts[g.zone] += c.value * seconds / covered
+			c.lane.counts[g.zone] += c.value * seconds / covered
 		}
 		g.hold()
 		return
@@ -130,8 +131,8 @@ func (a *Aggregator) contribute(g placed, here *present) {
 		return
 	}
 	for _, c := range g.held {
-		if !c.port.gone {
-			c.port.counts[g.zone] += c.value * seconds * g.kept
+		if !c.lane.gone {
+			c.lane.counts[g.zone] += c.value * seconds * g.kept
 		}
 	}
 }
@@ -144,22 +145,22 @@ func (g *agent) hold() {
 	}
 	covered := g.windowElapsed.Seconds()
 	merged := make([]count, 0, max(len(g.held), len(g.window)))
-	keep := func(p *port, rate float64) {
-		if rate >= heldLeast && !p.gone {
-			merged = append(merged, count{p, rate})
+	keep := func(l *lane, rate float64) {
+		if rate >= heldLeast && !l.gone {
+			merged = append(merged, count{l, rate})
 		}
 	}
 	held, window := g.held, g.window
 	for len(held) > 0 || len(window) > 0 {
 		switch {
-		case len(window) == 0 || len(held) > 0 && held[0].port.serial < window[0].port.serial:
-			keep(held[0].port, held[0].value*old)
+		case len(window) == 0 || len(held) > 0 && held[0].lane.serial < window[0].lane.serial:
+			keep(held[0].lane, held[0].value*old)
 			held = held[1:]
-		case len(held) == 0 || window[0].port.serial < held[0].port.serial:
-			keep(window[0].port, window[0].value/covered*(1-old))
+		case len(held) == 0 || window[0].lane.serial < held[0].lane.serial:
+			keep(window[0].lane, window[0].value/covered*(1-old))
 			window = window[1:]
 		default:
-			keep(held[0].port, held[0].value*old+window[0].value/covered*(1-old))
+			keep(held[0].lane, held[0].value*old+window[0].value/covered*(1-old))
 			held, window = held[1:], window[1:]
 		}
 	}
@@ -182,32 +183,39 @@ func (a *Aggregator) observe(now time.Time, here *present) {
 	}
 	for _, p := range a.ports {
 		p.measureBytes(here.elapsed)
-		if !all {
-			a.observePort(now, p, estimate.Report{Elapsed: here.elapsed, Counts: p.counts, Missing: missing})
+		has, lanes := a.world.Has(p.name), 0
+		for l := range p.all() {
+			if !all {
+				a.observeLane(now, l, estimate.Report{Elapsed: here.elapsed, Counts: l.counts, Missing: missing})
+			}
+			clear(l.counts)
+			l.forgetCarried(now)
+			if now.Sub(l.used) > idle && l.connections() < leastConnections || !has {
+				l.gone, p.lanes[l.family-proxy.IPv4] = true, nil
+				a.notify(p.name)
+				continue
+			}
+			lanes++
 		}
-		clear(p.counts)
-		p.forgetCarried(now)
-		if now.Sub(p.used) > idle && p.connections() < leastConnections || !a.world.Has(p.name) {
-			p.gone = true
+		if lanes == 0 {
 			delete(a.ports, p.name)
-			a.notify(p.name)
 		}
 	}
 }
 
-func (a *Aggregator) observePort(now time.Time, p *port, r estimate.Report) {
-	changed, err := p.estimator.Observe(r)
+func (a *Aggregator) observeLane(now time.Time, l *lane, r estimate.Report) {
+	changed, err := l.estimator.Observe(r)
 	if err != nil {
 		// Only a sum of absurd reports gets here; the estimate stays as it was.
 		a.stats.Unusable++
 		return
 	}
-	shares := p.estimator.Load(a.heldBy(now, p).estimate(nil, nil)).Shares
-	if !changed && p.published != nil && !differ(shares, p.published) {
+	shares := a.loadOf(now, l, nil, nil).Shares
+	if !changed && l.published != nil && !differ(shares, l.published) {
 		return
 	}
-	p.published = shares
-	a.notify(p.name)
+	l.published = shares
+	a.notify(l.port.name)
 }
 
 func differ(a, b []float64) bool {
@@ -220,7 +228,7 @@ func differ(a, b []float64) bool {
 }
 
 // connections are what the estimate remembers, as if they all came in one half-life.
-func (p *port) connections() float64 { return p.estimator.Rate() * fadeHalfLife.Seconds() }
+func (l *lane) connections() float64 { return l.estimator.Rate() * fadeHalfLife.Seconds() }
 
 // measureBytes follows the rates of bytes, which no plan depends on: people want to
 // see them.

@@ -4,6 +4,8 @@ import (
 	"iter"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -23,6 +25,8 @@ type World interface {
 	Proxy(name string) (zone locality.Zone, ok bool)
 	// Has a Service such a port?
 	Has(port proxy.PortName) bool
+	// Family of all addresses of the port's Service; AnyFamily: it has both, or there is none.
+	Family(port proxy.PortName) proxy.Family
 }
 
 // FromCatalog is the world as a catalog has it.
@@ -80,4 +84,15 @@ func (w world) Has(port proxy.PortName) bool {
 		}
 	}
 	return false
+}
+
+func (w world) Family(port proxy.PortName) proxy.Family {
+	service, ok := w.catalog.Snapshot().Services.Get(catalog.Key(port.ServiceName))
+	switch {
+	case !ok || len(service.Spec.IPFamilies) > 1:
+		return proxy.AnyFamily
+	case len(service.Spec.IPFamilies) == 1 && service.Spec.IPFamilies[0] == corev1.IPv6Protocol:
+		return proxy.IPv6
+	}
+	return proxy.IPv4
 }

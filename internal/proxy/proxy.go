@@ -423,6 +423,37 @@ type Mode interface {
 	Close(ctx context.Context) error
 }
 
+// Family of addresses.
+type Family uint8
+
+// Families. AnyFamily is not known, or both.
+const (
+	AnyFamily Family = iota
+	IPv4
+	IPv6
+)
+
+// FamilyOf an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+func (f Family) String() string { return [...]string{"any", "IPv4", "IPv6"}[f] }
+
+// Other is IPv6 for IPv4, and the other way round.
+func (f Family) Other() Family {
+	switch f {
+	case IPv4:
+		return IPv6
+	case IPv6:
+		return IPv4
+	}
+	return AnyFamily
+}
+
 // Counts is the traffic of one service port since the mode started. It only
 // grows, except that a port that was removed and added again starts at zero.
 type Counts struct {
@@ -430,10 +461,17 @@ type Counts struct {
 	Connections uint64
 	// BytesIn came from clients, BytesOut went to them.
 	BytesIn, BytesOut uint64
+	// ByFamily: the mode tells the families of virtual addresses apart, and IPv6 is the part
+	// of the three counts above that came to those of IPv6.
+	ByFamily bool
+	IPv6     FamilyCounts
 	// Retries counts attempts at a further endpoint after one did not answer,
 	// Failures the connections for which none did.
 	Retries, Failures uint64
 }
+
+// FamilyCounts are the part of Counts that is of one address family.
+type FamilyCounts struct{ Connections, BytesIn, BytesOut uint64 }
 
 // Counter is what a Mode implements in addition if it can measure demand per
 // service port. Counts may be called at any time and returns a snapshot port by
@@ -445,6 +483,8 @@ type Counter interface {
 // Exchange is what a service port exchanged with the endpoints of one zone since counting
 // began. It only grows, but for Open.
 type Exchange struct {
+	// Family of the virtual address, which is counted apart; AnyFamily: not known.
+	Family Family
 	// Zone of the endpoints, as in Target.
 	Zone locality.Zone
 	// Kept: a traffic policy Local kept the traffic on this node. It is counted apart.

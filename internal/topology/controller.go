@@ -27,16 +27,16 @@ import (
 // Demand estimates where the traffic of a service port starts. It must not block. A
 // *demand.Aggregator is one.
 type Demand interface {
-	// Shares of zones in ascending order. prior is what to believe as long as nothing is
-	// measured; zones with noNodes have no demand.
-	Shares(port proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate
+	// Shares of zones in ascending order, of one address family or, for AnyFamily, of both. prior
+	// is what to believe as long as nothing is measured; zones with noNodes have no demand.
+	Shares(port proxy.PortName, family proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate
 }
 
 // Unmeasured is the Demand of those who measure nothing: the prior.
 type Unmeasured struct{}
 
 // Shares implements Demand.
-func (Unmeasured) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+func (Unmeasured) Shares(_ proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	return demand.Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
 }
 

@@ -139,10 +139,12 @@ func (g *group) offered(service, local *corev1.Service, remote *sites.Remote) {
 }
 
 // add the demand of other sites to that of this one, which is in connections per second. A
-// site that has not said what its demand is counts as loaded as this one.
-func (e *elsewhere) add(shares []float64, in *input) {
+// site that has not said what its demand is counts as loaded as this one. Sites say nothing of
+// address families: theirs is divided as that of this one is, of which other is the other family's.
+// rest is what that one gets.
+func (e *elsewhere) add(shares []float64, in *input, other float64) (rest float64) {
 	if len(e.sites) == 0 {
-		return
+		return 0
 	}
 	own, endpoints := 0.0, int64(0)
 	for i := range shares {
@@ -151,16 +153,22 @@ func (e *elsewhere) add(shares []float64, in *input) {
 			endpoints += in.weight[i]
 		}
 	}
+	part := 1.0
+	if other > 0 {
+		part = own / (own + other)
+	}
 	for _, s := range e.sites {
 		at, ok := in.topology.Index(s.zone)
 		switch {
 		case !ok:
 		case s.known:
-			shares[at] = s.rate
+			shares[at] = s.rate * part
+			rest += s.rate * (1 - part)
 		case endpoints > 0:
 			shares[at] = own / float64(endpoints) * float64(in.weight[at])
 		}
 	}
+	return rest
 }
 
 // isSite: the zone of a plan is another site.

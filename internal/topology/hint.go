@@ -200,7 +200,7 @@ func (a *advice) demandFor(g *trafficplan.Group, in *input) []float64 {
 			plan = group
 		}
 	}
-	return shares(a.c.estimate(serviceName(a.service), g.Ports, in, plan).shares)
+	return shares(a.c.estimate(serviceName(a.service), familyOf(g.Name.Family), g.Ports, in, plan).shares)
 }
 
 // fallBack gives the hints that the Service asks for where none can be planned.

@@ -267,7 +267,7 @@ func (q *question) top(c *Controller) ([]Saved, error) {
 // saved by a plan for a candidate; ok is false if nothing is known of its bytes.
 func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *prices) (s Saved, ok bool) {
 	name := proxy.ServiceName(key)
-	v, ok := c.volumeOf(name, u.group.Ports)
+	v, ok := c.volumeOf(name, familyOf(u.group.Name.Family), u.group.Ports)
 	entered := slices.IndexFunc(q.change.Bytes, func(b BytesEntered) bool { return b.Service == key })
 	if !ok && entered < 0 {
 		return s, false
@@ -301,7 +301,7 @@ func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *p
 // of demand is of another time, or it is guessed from CPU still, as bytes are known a step
 // earlier; the bounds hold for both. A plan that is in effect is what it is.
 func (q *question) recount(c *Controller, u *candidate, key resource.Key, price *prices, s *Saved) {
-	v, ok := c.volumeOf(proxy.ServiceName(key), u.group.Ports)
+	v, ok := c.volumeOf(proxy.ServiceName(key), familyOf(u.group.Name.Family), u.group.Ports)
 	if !ok || s.Money.Entered || u.inEffect() {
 		return
 	}

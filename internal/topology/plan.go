@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -153,7 +154,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		if was := u.in.params.Utilisation; c.states(service) && c.stated(service, was) != was {
 			return false
 		}
-		demand := c.estimate(serviceName(service), u.group.Ports, &u.in, u.group)
+		demand := c.estimate(serviceName(service), familyOf(u.name.Family), u.group.Ports, &u.in, u.group)
 		problem := u.in.problem(&demand)
 		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
 			return false
@@ -317,7 +318,7 @@ func (c *Controller) evaluateGroup(
 // noteLong looks for long connections that a plan cannot move, and has the condition written
 // when they are new or gone.
 func (c *Controller) noteLong(key resource.Key, service *corev1.Service, u *unit, g *plannerv1alpha1.PortGroup, in *input) {
-	v, ok := c.volumeOf(serviceName(service), g.Ports)
+	v, ok := c.volumeOf(serviceName(service), familyOf(u.name.Family), g.Ports)
 	if !ok {
 		return
 	}
@@ -339,6 +340,17 @@ func unplanned(g *trafficplan.Group, outcome plannerv1alpha1.Outcome) *plannerv1
 	return &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: outcome}
 }
 
+// familyOf an address type.
+func familyOf(t discoveryv1.AddressType) proxy.Family {
+	switch t {
+	case discoveryv1.AddressTypeIPv4:
+		return proxy.IPv4
+	case discoveryv1.AddressTypeIPv6:
+		return proxy.IPv6
+	}
+	return proxy.AnyFamily
+}
+
 func serviceName(service *corev1.Service) proxy.ServiceName {
 	return proxy.ServiceName{Namespace: service.Namespace, Name: service.Name}
 }
@@ -352,7 +364,7 @@ type solution struct {
 
 // solve a group for the demand as it is now.
 func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *input, was *plannerv1alpha1.PortGroup) (*solution, error) {
-	return solveFor(in, c.estimate(service, g.Ports, in, was))
+	return solveFor(in, c.estimate(service, familyOf(g.Name.Family), g.Ports, in, was))
 }
 
 func solveFor(in *input, demand estimated) (*solution, error) {
@@ -505,10 +517,13 @@ type estimated struct {
 	// fixed load of zones that is not planned, as multiples of all demand; nil: none.
 	fixed []float64
 	rate  float64 // load per second, as demand.Estimate has it; 0: not measured
-	// load per second of all endpoints: the rate, that of other sites, and what is fixed.
+	// load per second of all endpoints: the rate, that of other sites, what is fixed, and all of
+	// the other family, whose endpoints are the same workloads.
 	load float64
 	// measured: else it is guessed from the CPU of nodes.
 	measured bool
+	// borrowed: the family has no traffic, so the shares are those of the other one, measured.
+	borrowed bool
 	// held: it is that of the present plan, as too few agents have reported since this
 	// process began.
 	held bool
@@ -535,9 +550,9 @@ func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
 	return slices.EqualFunc(g.Zones, e.shares, func(z plannerv1alpha1.SourceZone, share float64) bool { return z.Demand == share })
 }
 
-// estimate the demand of ports that are planned together; it adds up, with that of other
-// sites. was is their present plan, or nil.
-func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
+// estimate the demand of ports of a family that are planned together; it adds up, with that of
+// other sites. was is their present plan, or nil.
+func (c *Controller) estimate(service proxy.ServiceName, family proxy.Family, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
 	if was != nil && was.DemandSource == plannerv1alpha1.DemandMeasured && c.cold() {
 		e.shares, e.fixed = recorded(was, in), recordedFixed(was, in)
 		for i, share := range e.shares {
@@ -553,17 +568,22 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 	for _, port := range ports {
 		names = append(names, proxy.PortName{ServiceName: service, Port: port})
 	}
+	other := 0.0
 	for k, name := range append(names, in.elsewhere.local...) {
-		d := c.demand.Shares(name, cluster.names, cluster.prior, cluster.noNodes)
+		d := c.demand.Shares(name, family, cluster.names, cluster.prior, cluster.noNodes)
+		other += d.Other
 		weigh := d.Rate
-		if !d.Measured || d.Rate <= 0 {
-			if k > 0 {
-				continue // known is more than believed
-			}
-			weigh = minRate
-		} else {
+		switch {
+		case d.Measured && d.Rate > 0:
 			e.measured = true
 			e.rate += d.Rate
+		case d.Other > 0:
+			e.borrowed = true
+			weigh = minRate * max(1, d.Other)
+		case k > 0:
+			continue // known is more than believed
+		default:
+			weigh = minRate
 		}
 		for i, share := range d.Shares {
 			e.shares[in.at[i]] += share * weigh
@@ -575,12 +595,14 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 			e.fixed[in.at[i]] += fixed * weigh
 		}
 	}
-	in.elsewhere.add(e.shares, in)
+	e.borrowed = e.borrowed && !e.measured
+	e.measured = e.measured || e.borrowed
+	rest := in.elsewhere.add(e.shares, in, other)
 	total := 0.0
 	for _, x := range e.shares {
 		total += x
 	}
-	e.load = total
+	e.load = total + other + rest
 	for _, x := range e.fixed {
 		e.load += x
 	}

@@ -51,6 +51,9 @@ type PlanReport struct {
 	Reason string  `json:"reason,omitempty"`
 	// Measured demand, in connections per second; else it is guessed from CPU.
 	Measured bool `json:"measured"`
+	// OtherFamily: there are no connections of this family lately, so Measured are those of the
+	// other one, whose zones are planned for.
+	OtherFamily bool `json:"otherFamily,omitempty"`
 	// Held: after a restart, the demand that was planned for before, until agents have reported.
 	Held bool    `json:"held,omitempty"`
 	Rate float64 `json:"connectionsPerSecond"`
@@ -218,7 +221,7 @@ func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p Pl
 	made := u.best
 	p = PlanReport{
 		Ports: u.group.Ports, Family: string(u.group.Name.Family),
-		Measured: u.best.demand.measured, Held: u.best.demand.held, Rate: u.best.demand.rate, Now: u.best.plan.Metrics(),
+		Measured: u.best.demand.measured, OtherFamily: u.best.demand.borrowed, Held: u.best.demand.held, Rate: u.best.demand.rate, Now: u.best.plan.Metrics(),
 	}
 	if planned {
 		if u.plan == nil || u.plan.Zones == nil {
@@ -252,7 +255,7 @@ func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p Pl
 
 // reckon completes a report with bytes, open connections, and money.
 func (c *Controller) reckon(p *PlanReport, u *candidate, name proxy.ServiceName, m *model, params Params) {
-	v, ok := c.volumeOf(name, u.group.Ports)
+	v, ok := c.volumeOf(name, familyOf(u.group.Name.Family), u.group.Ports)
 	if !ok || len(v.Ways) == 0 && v.Reason == "" {
 		return
 	}
@@ -341,6 +344,8 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 	switch {
 	case p.Held:
 		demand = "demand is what it was before the restart, until all nodes have reported"
+	case p.OtherFamily:
+		demand = "demand is that of the other address family, which is measured: this one has no connections"
 	case p.Measured:
 		demand = fmt.Sprintf("demand is measured, %.3g %s/s, averaged with a half-life of %.0f s", p.Rate, p.unit(), estimate.HalfLife.Seconds())
 	}

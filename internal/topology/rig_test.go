@@ -66,8 +66,8 @@ type fakeDemand struct {
 	used   float64
 }
 
-func (f *fakeDemand) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
-	e := Unmeasured{}.Shares(proxy.PortName{}, zones, prior, noNodes)
+func (f *fakeDemand) Shares(_ proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+	e := Unmeasured{}.Shares(proxy.PortName{}, proxy.AnyFamily, zones, prior, noNodes)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	sum := 0.0

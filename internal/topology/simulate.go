@@ -434,7 +434,7 @@ func (q *question) money(c *Controller, s *Simulated, u *candidate, key resource
 	s.MoneyBefore = &before.Money
 	after := before.Money
 	after.Planned = 0
-	v, _ := c.volumeOf(serviceName(service), u.group.Ports)
+	v, _ := c.volumeOf(serviceName(service), familyOf(u.group.Name.Family), u.group.Ports)
 	f := flowsOf(&v, &u.in)
 	if before.Money.Entered {
 		i := slices.IndexFunc(q.change.Bytes, func(b BytesEntered) bool { return b.Service == key })

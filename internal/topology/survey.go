@@ -226,7 +226,7 @@ func (s *survey) measured(line *Surveyed, u *candidate, key resource.Key, price 
 	gb := saved.BytesPerSecond * traffic.SecondsPerMonth / bytesPerGB
 	line.Volume, line.Money, line.Saving = saved.Bytes, &saved.Money, &saved.Saving
 	line.GB = &Crossing{Amount: gb, Now: gb * (1 - line.KubeProxy.InZone), Planned: gb * (1 - line.Plan.InZone)}
-	v, ok := s.c.volumeOf(proxy.ServiceName(key), u.group.Ports)
+	v, ok := s.c.volumeOf(proxy.ServiceName(key), familyOf(u.group.Name.Family), u.group.Ports)
 	if f := flowsOf(&v, &u.in); ok && f.total > 0 {
 		home := 0.0
 		for i := range f.sources {

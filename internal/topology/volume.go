@@ -17,17 +17,17 @@ import (
 // Volumes is a Demand that also knows bytes and open connections. It must not block. A
 // *demand.Aggregator is one.
 type Volumes interface {
-	Volume(port proxy.PortName) demand.Volume
+	Volume(port proxy.PortName, family proxy.Family) demand.Volume
 }
 
-// volumeOf ports together; ok is false if Demand knows nothing of the kind.
-func (c *Controller) volumeOf(service proxy.ServiceName, ports []string) (v demand.Volume, ok bool) {
+// volumeOf ports of a family together; ok is false if Demand knows nothing of the kind.
+func (c *Controller) volumeOf(service proxy.ServiceName, family proxy.Family, ports []string) (v demand.Volume, ok bool) {
 	from, ok := c.demand.(Volumes)
 	if !ok {
 		return v, false
 	}
 	for i, port := range ports {
-		one := from.Volume(proxy.PortName{ServiceName: service, Port: port})
+		one := from.Volume(proxy.PortName{ServiceName: service, Port: port}, family)
 		if i == 0 {
 			v = one
 			continue

@@ -17,7 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-func (f *fakeDemand) Volume(proxy.PortName) demand.Volume {
+func (f *fakeDemand) Volume(proxy.PortName, proxy.Family) demand.Volume {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.volume

@@ -27,6 +27,57 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Family of the virtual addresses that clients connected to. Families are planned apart.
+type Family int32
+
+const (
+	// Not known: counted by a reporter that does not tell them apart.
+	Family_FAMILY_UNSPECIFIED Family = 0
+	Family_IPV4               Family = 1
+	Family_IPV6               Family = 2
+)
+
+// Enum value maps for Family.
+var (
+	Family_name = map[int32]string{
+		0: "FAMILY_UNSPECIFIED",
+		1: "IPV4",
+		2: "IPV6",
+	}
+	Family_value = map[string]int32{
+		"FAMILY_UNSPECIFIED": 0,
+		"IPV4":               1,
+		"IPV6":               2,
+	}
+)
+
+func (x Family) Enum() *Family {
+	p := new(Family)
+	*p = x
+	return p
+}
+
+func (x Family) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Family) Descriptor() protoreflect.EnumDescriptor {
+	return file_demand_proto_enumTypes[0].Descriptor()
+}
+
+func (Family) Type() protoreflect.EnumType {
+	return &file_demand_proto_enumTypes[0]
+}
+
+func (x Family) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Family.Descriptor instead.
+func (Family) EnumDescriptor() ([]byte, []int) {
+	return file_demand_proto_rawDescGZIP(), []int{0}
+}
+
 type Accounting_Quality int32
 
 const (
@@ -61,11 +112,11 @@ func (x Accounting_Quality) String() string {
 }
 
 func (Accounting_Quality) Descriptor() protoreflect.EnumDescriptor {
-	return file_demand_proto_enumTypes[0].Descriptor()
+	return file_demand_proto_enumTypes[1].Descriptor()
 }
 
 func (Accounting_Quality) Type() protoreflect.EnumType {
-	return &file_demand_proto_enumTypes[0]
+	return &file_demand_proto_enumTypes[1]
 }
 
 func (x Accounting_Quality) Number() protoreflect.EnumNumber {
@@ -254,7 +305,7 @@ func (x *Accounting) GetCoveredMilliseconds() uint64 {
 	return 0
 }
 
-// Traffic of one service port.
+// Traffic of one service port. A port may come once for each family.
 type Traffic struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -275,8 +326,10 @@ type Traffic struct {
 	// is one endpoint fully used, and the number of responses.
 	Utilisation        float64 `protobuf:"fixed64,9,opt,name=utilisation,proto3" json:"utilisation,omitempty"`
 	UtilisationReports uint64  `protobuf:"varint,10,opt,name=utilisation_reports,json=utilisationReports,proto3" json:"utilisation_reports,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Of all that is counted here. A reader that does not know families adds them up.
+	Family        Family `protobuf:"varint,11,opt,name=family,proto3,enum=proxima.demand.v1.Family" json:"family,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Traffic) Reset() {
@@ -377,6 +430,13 @@ func (x *Traffic) GetUtilisationReports() uint64 {
 		return x.UtilisationReports
 	}
 	return 0
+}
+
+func (x *Traffic) GetFamily() Family {
+	if x != nil {
+		return x.Family
+	}
+	return Family_FAMILY_UNSPECIFIED
 }
 
 // Exchange between clients on the node and the endpoints of one zone.
@@ -554,7 +614,7 @@ const file_demand_proto_rawDesc = "" +
 	"\aQuality\x12\x0f\n" +
 	"\vUNAVAILABLE\x10\x00\x12\r\n" +
 	"\tESTIMATED\x10\x01\x12\f\n" +
-	"\bMEASURED\x10\x02\"\xd9\x02\n" +
+	"\bMEASURED\x10\x02\"\x8c\x03\n" +
 	"\aTraffic\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
@@ -566,7 +626,8 @@ const file_demand_proto_rawDesc = "" +
 	"\brequests\x18\b \x01(\x04R\brequests\x12 \n" +
 	"\vutilisation\x18\t \x01(\x01R\vutilisation\x12/\n" +
 	"\x13utilisation_reports\x18\n" +
-	" \x01(\x04R\x12utilisationReports\"\xd7\x01\n" +
+	" \x01(\x04R\x12utilisationReports\x121\n" +
+	"\x06family\x18\v \x01(\x0e2\x19.proxima.demand.v1.FamilyR\x06family\"\xd7\x01\n" +
 	"\bExchange\x12\x12\n" +
 	"\x04zone\x18\x01 \x01(\tR\x04zone\x12\x12\n" +
 	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x16\n" +
@@ -577,7 +638,11 @@ const file_demand_proto_rawDesc = "" +
 	"\x0festimated_bytes\x18\a \x01(\x04R\x0eestimatedBytes\x12\x12\n" +
 	"\x04open\x18\b \x01(\x04R\x04open\",\n" +
 	"\x0eReportResponse\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence2W\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence*4\n" +
+	"\x06Family\x12\x16\n" +
+	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\b\n" +
+	"\x04IPV4\x10\x01\x12\b\n" +
+	"\x04IPV6\x10\x022W\n" +
 	"\x06Demand\x12M\n" +
 	"\x06Report\x12 .proxima.demand.v1.ReportRequest\x1a!.proxima.demand.v1.ReportResponseB8Z6github.com/proxima-mesh/proxima/api/demand/v1;demandv1b\x06proto3"
 
@@ -593,28 +658,30 @@ func file_demand_proto_rawDescGZIP() []byte {
 	return file_demand_proto_rawDescData
 }
 
-var file_demand_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_demand_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_demand_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_demand_proto_goTypes = []any{
-	(Accounting_Quality)(0), // 0: proxima.demand.v1.Accounting.Quality
-	(*ReportRequest)(nil),   // 1: proxima.demand.v1.ReportRequest
-	(*Accounting)(nil),      // 2: proxima.demand.v1.Accounting
-	(*Traffic)(nil),         // 3: proxima.demand.v1.Traffic
-	(*Exchange)(nil),        // 4: proxima.demand.v1.Exchange
-	(*ReportResponse)(nil),  // 5: proxima.demand.v1.ReportResponse
+	(Family)(0),             // 0: proxima.demand.v1.Family
+	(Accounting_Quality)(0), // 1: proxima.demand.v1.Accounting.Quality
+	(*ReportRequest)(nil),   // 2: proxima.demand.v1.ReportRequest
+	(*Accounting)(nil),      // 3: proxima.demand.v1.Accounting
+	(*Traffic)(nil),         // 4: proxima.demand.v1.Traffic
+	(*Exchange)(nil),        // 5: proxima.demand.v1.Exchange
+	(*ReportResponse)(nil),  // 6: proxima.demand.v1.ReportResponse
 }
 var file_demand_proto_depIdxs = []int32{
-	3, // 0: proxima.demand.v1.ReportRequest.traffic:type_name -> proxima.demand.v1.Traffic
-	2, // 1: proxima.demand.v1.ReportRequest.accounting:type_name -> proxima.demand.v1.Accounting
-	0, // 2: proxima.demand.v1.Accounting.quality:type_name -> proxima.demand.v1.Accounting.Quality
-	4, // 3: proxima.demand.v1.Traffic.exchanges:type_name -> proxima.demand.v1.Exchange
-	1, // 4: proxima.demand.v1.Demand.Report:input_type -> proxima.demand.v1.ReportRequest
-	5, // 5: proxima.demand.v1.Demand.Report:output_type -> proxima.demand.v1.ReportResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	4, // 0: proxima.demand.v1.ReportRequest.traffic:type_name -> proxima.demand.v1.Traffic
+	3, // 1: proxima.demand.v1.ReportRequest.accounting:type_name -> proxima.demand.v1.Accounting
+	1, // 2: proxima.demand.v1.Accounting.quality:type_name -> proxima.demand.v1.Accounting.Quality
+	5, // 3: proxima.demand.v1.Traffic.exchanges:type_name -> proxima.demand.v1.Exchange
+	0, // 4: proxima.demand.v1.Traffic.family:type_name -> proxima.demand.v1.Family
+	2, // 5: proxima.demand.v1.Demand.Report:input_type -> proxima.demand.v1.ReportRequest
+	6, // 6: proxima.demand.v1.Demand.Report:output_type -> proxima.demand.v1.ReportResponse
+	6, // [6:7] is the sub-list for method output_type
+	5, // [5:6] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_demand_proto_init() }
@@ -627,7 +694,7 @@ func file_demand_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_demand_proto_rawDesc), len(file_demand_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,

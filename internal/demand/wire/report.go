@@ -109,11 +109,23 @@ func decode(in *demandv1.ReportRequest) *demand.Report {
 			Port: proxy.PortName{
 				ServiceName: proxy.ServiceName{Namespace: t.GetNamespace(), Name: t.GetService()}, Port: t.GetPort(),
 			},
+			Family:      decodeFamily(t.GetFamily()),
 			Connections: t.GetConnections(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(), Requests: t.GetRequests(),
 			Utilisation: demand.Utilisation{Sum: t.GetUtilisation(), Reports: t.GetUtilisationReports()},
 		}
 	}
 	return r
+}
+
+// decodeFamily takes one that a later version may know for one that is not known.
+func decodeFamily(f demandv1.Family) proxy.Family {
+	switch f {
+	case demandv1.Family_IPV4:
+		return proxy.IPv4
+	case demandv1.Family_IPV6:
+		return proxy.IPv6
+	}
+	return proxy.AnyFamily
 }
 
 // decodeAccounting makes what Check refuses of what does not fit.
@@ -167,7 +179,7 @@ func encode(r *demand.Report) *demandv1.ReportRequest {
 	for i := range r.Traffic {
 		t := &r.Traffic[i]
 		out.Traffic[i] = &demandv1.Traffic{
-			Namespace: t.Port.Namespace, Service: t.Port.Name, Port: t.Port.Port,
+			Namespace: t.Port.Namespace, Service: t.Port.Name, Port: t.Port.Port, Family: demandv1.Family(t.Family),
 			Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut,
 			Exchanges: encodeExchanges(t.Exchanges), Requests: t.Requests,
 			Utilisation: t.Utilisation.Sum, UtilisationReports: t.Utilisation.Reports,

@@ -126,7 +126,7 @@ func (d *Directory) Find(to conntrack.Frontend, endpoint, client netip.AddrPort)
 	if !ok {
 		return at, false
 	}
-	return Place{Port: f.port, Zone: zone, Kept: d.kept(service, f.outside, client.Addr())}, true
+	return Place{Port: f.port, Family: proxy.FamilyOf(to.Addr.Addr()), Zone: zone, Kept: d.kept(service, f.outside, client.Addr())}, true
 }
 
 func (d *Directory) find(to conntrack.Frontend, endpoint netip.AddrPort) (f front, s *proxy.Service, zone locality.Zone, ok bool) {

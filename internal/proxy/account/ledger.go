@@ -42,12 +42,13 @@ type flow struct {
 
 // cellKey names what exchanges are counted for.
 type cellKey struct {
-	port int32 // index of the port
-	zone locality.Zone
-	kept bool
+	port   int32 // index of the port
+	family proxy.Family
+	zone   locality.Zone
+	kept   bool
 }
 
-// cell counts for a service port and a zone of endpoints. Counts are of all flows, also
+// cell counts for a service port, the family of its address and a zone of endpoints. Counts are of all flows, also
 // where only a sample is read.
 type cell struct {
 	key                   cellKey
@@ -97,9 +98,10 @@ type Finder interface {
 
 // Place is what a flow counts for.
 type Place struct {
-	Port proxy.PortName
-	Zone locality.Zone
-	Kept bool
+	Port   proxy.PortName
+	Family proxy.Family
+	Zone   locality.Zone
+	Kept   bool
 }
 
 // NewLedger makes an empty ledger. hash is a random key, by which flows are told apart.
@@ -276,7 +278,7 @@ func (l *Ledger) place(e *conntrack.Entry) int32 {
 	if !ok {
 		return noCell
 	}
-	key := cellKey{l.portIndex(place.Port), place.Zone, place.Kept}
+	key := cellKey{l.portIndex(place.Port), place.Family, place.Zone, place.Kept}
 	at, ok := l.cellAt[key]
 	if !ok {
 		at = int32(len(l.cells))
@@ -363,7 +365,7 @@ func (l *Ledger) Exchanges(to []Row) []Row {
 	for i := range l.cells {
 		c := &l.cells[i]
 		to = append(to, Row{l.ports[c.key.port].name, proxy.Exchange{
-			Zone: c.key.zone, Kept: c.key.kept,
+			Family: c.key.family, Zone: c.key.zone, Kept: c.key.kept,
 			BytesIn: uint64(c.in), BytesOut: uint64(c.out), Estimated: uint64(c.estimated),
 			Opened: uint64(c.opened), Closed: uint64(c.closed), Open: uint64(c.open + 0.5),
 		}})

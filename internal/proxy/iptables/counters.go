@@ -26,12 +26,12 @@ type counters struct {
 
 	mu    sync.Mutex
 	names map[string]proxy.PortName // by tag
-	total map[string]uint64         // by tag
+	total map[string][2]uint64      // by tag, of families
 	last  map[uint64]uint64         // by rule: as it was last read
 }
 
 func (c *counters) init() {
-	c.names, c.total, c.last = map[string]proxy.PortName{}, map[string]uint64{}, map[uint64]uint64{}
+	c.names, c.total, c.last = map[string]proxy.PortName{}, map[string][2]uint64{}, map[uint64]uint64{}
 }
 
 func (c *counters) know(tag string, name proxy.PortName) {
@@ -50,6 +50,7 @@ func (c *counters) forget(tag string) {
 // counted is a rule with its packets.
 type counted struct {
 	tag     string
+	family  family
 	rule    uint64
 	packets uint64
 }
@@ -76,16 +77,18 @@ func (c *counters) add(rules []counted) {
 		}
 		last[r.rule] = r.packets
 		if _, known := c.names[r.tag]; known {
-			c.total[r.tag] += since
+			sum := c.total[r.tag]
+			sum[r.family] += since
+			c.total[r.tag] = sum
 		}
 	}
 	c.last = last
 }
 
-func (c *counters) snapshot() map[proxy.PortName]uint64 {
+func (c *counters) snapshot() map[proxy.PortName][2]uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make(map[proxy.PortName]uint64, len(c.names))
+	out := make(map[proxy.PortName][2]uint64, len(c.names))
 	for tag, name := range c.names {
 		out[name] = c.total[tag]
 	}
@@ -106,7 +109,7 @@ func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 	counts := m.counters.snapshot()
 	return func(yield func(proxy.PortName, proxy.Counts) bool) {
 		for name, n := range counts {
-			if !yield(name, proxy.Counts{Connections: n}) {
+			if !yield(name, proxy.Counts{Connections: n[v4] + n[v6], ByFamily: true, IPv6: proxy.FamilyCounts{Connections: n[v6]}}) {
 				return
 			}
 		}
@@ -129,6 +132,7 @@ func (r *ruleset) countedRules(saved []byte) []counted {
 	var out []counted
 	for line := range strings.Lines(string(saved)) {
 		if rule, ok := r.parseCounted(strings.TrimSuffix(line, "\n")); ok {
+			rule.family = r.config.family
 			rule.rule = maphash.String(r.seed, r.config.family.digit()+line[strings.IndexByte(line, ']'):])
 			out = append(out, rule)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -32,19 +33,27 @@ func (t *tally) total() uint64 { return t.base + t.last }
 // earlier process counted is in it.
 func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 	type count struct {
-		name  proxy.PortName
-		total uint64
+		name   proxy.PortName
+		v4, v6 uint64
 	}
 	m.mu.Lock()
 	m.readCounters()
 	all := make([]count, 0, len(m.ports))
 	for name, p := range m.ports {
-		all = append(all, count{name, p.tally[0].total() + p.tally[1].total()})
+		one := count{name: name}
+		for i, f := range m.families {
+			if f.proto == unix.NFPROTO_IPV6 {
+				one.v6 += p.tally[i].total()
+			} else {
+				one.v4 += p.tally[i].total()
+			}
+		}
+		all = append(all, one)
 	}
 	m.mu.Unlock()
 	return func(yield func(proxy.PortName, proxy.Counts) bool) {
 		for _, c := range all {
-			if !yield(c.name, proxy.Counts{Connections: c.total}) {
+			if !yield(c.name, proxy.Counts{Connections: c.v4 + c.v6, ByFamily: true, IPv6: proxy.FamilyCounts{Connections: c.v6}}) {
 				return
 			}
 		}

@@ -49,12 +49,13 @@ type conn struct {
 
 // dialing is the search for an endpoint.
 type dialing struct {
-	view  *view
-	from  *pool
-	peer  netip.Addr
-	begun time.Time
-	tried []netip.AddrPort
-	to    netip.AddrPort
+	view   *view
+	family proxy.Family // of the frontend
+	from   *pool
+	peer   netip.Addr
+	begun  time.Time
+	tried  []netip.AddrPort
+	to     netip.AddrPort
 }
 
 // direction is what goes from one side to the other. It holds a buffer or a pipe
@@ -194,7 +195,7 @@ func (c *conn) connected() {
 		c.waits.remove(c)
 	}
 	d := &c.dial
-	c.exchange = c.port.counters.with(d.from, d.to).begin()
+	c.exchange = c.port.counters.with(d.family, d.from, d.to).begin()
 	c.dir[0].count, c.dir[1].count = &c.exchange.bytesIn, &c.exchange.bytesOut
 	c.loop.mode.penalties.answered(d.to)
 	if t := d.view.state.Service.AffinityTimeout; t > 0 {

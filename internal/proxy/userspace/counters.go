@@ -15,20 +15,31 @@ import (
 
 // counters of one service port.
 type counters struct {
-	connections, retries, failures, rejected atomic.Uint64
-	active                                   atomic.Int64
-	// lostIn are bytes of datagrams for which there was no endpoint.
-	lostIn atomic.Uint64
+	retries, failures, rejected atomic.Uint64
+	active                      atomic.Int64
+	// arrived by the family of the frontend: that of proxy.Family less 1.
+	arrived [2]arrivals
 
 	mu        sync.Mutex
 	exchanges map[exchangeKey]*exchange
 }
 
+// arrivals at the frontends of one address family.
+type arrivals struct {
+	connections atomic.Uint64
+	// lostIn are bytes of datagrams for which there was no endpoint.
+	lostIn atomic.Uint64
+}
+
+// at the frontends of a family.
+func (c *counters) at(f proxy.Family) *arrivals { return &c.arrived[f-proxy.IPv4] }
+
 // exchangeKey is whom a service port exchanges with: endpoints of a zone, chosen by a
-// traffic policy Local or not.
+// traffic policy Local or not, for frontends of a family.
 type exchangeKey struct {
-	zone locality.Zone
-	kept bool
+	family proxy.Family
+	zone   locality.Zone
+	kept   bool
 }
 
 // exchange counts exactly what goes to and from endpoints of one zone.
@@ -37,9 +48,9 @@ type exchange struct {
 	open                              atomic.Int64
 }
 
-// with an endpoint of a pool.
-func (c *counters) with(from *pool, to netip.AddrPort) *exchange {
-	key := exchangeKey{from.zoneOf(to), from.kept}
+// with an endpoint of a pool, for frontends of a family.
+func (c *counters) with(family proxy.Family, from *pool, to netip.AddrPort) *exchange {
+	key := exchangeKey{family, from.zoneOf(to), from.kept}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	x := c.exchanges[key]
@@ -74,7 +85,7 @@ func (c *counters) all() []proxy.Exchange {
 	out := make([]proxy.Exchange, 0, len(c.exchanges))
 	for key, x := range c.exchanges {
 		out = append(out, proxy.Exchange{
-			Zone: key.zone, Kept: key.kept, BytesIn: x.bytesIn.Load(), BytesOut: x.bytesOut.Load(),
+			Family: key.family, Zone: key.zone, Kept: key.kept, BytesIn: x.bytesIn.Load(), BytesOut: x.bytesOut.Load(),
 			Opened: x.opened.Load(), Closed: x.closed.Load(), Open: uint64(max(x.open.Load(), 0)),
 		})
 	}
@@ -82,15 +93,17 @@ func (c *counters) all() []proxy.Exchange {
 }
 
 func (c *counters) snapshot() proxy.Counts {
-	n := proxy.Counts{
-		Connections: c.connections.Load(),
-		BytesIn:     c.lostIn.Load(),
-		Retries:     c.retries.Load(),
-		Failures:    c.failures.Load(),
-	}
+	n := proxy.Counts{Retries: c.retries.Load(), Failures: c.failures.Load(), ByFamily: true}
+	v4, v6 := c.at(proxy.IPv4), c.at(proxy.IPv6)
+	n.IPv6 = proxy.FamilyCounts{Connections: v6.connections.Load(), BytesIn: v6.lostIn.Load()}
+	n.Connections, n.BytesIn = n.IPv6.Connections+v4.connections.Load(), n.IPv6.BytesIn+v4.lostIn.Load()
 	for _, x := range c.all() {
 		n.BytesIn += x.BytesIn
 		n.BytesOut += x.BytesOut
+		if x.Family == proxy.IPv6 {
+			n.IPv6.BytesIn += x.BytesIn
+			n.IPv6.BytesOut += x.BytesOut
+		}
 	}
 	return n
 }

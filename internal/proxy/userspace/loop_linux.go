@@ -274,7 +274,7 @@ func (l *loop) unpause() {
 // begin takes over a client and a slot.
 func (l *loop) begin(f *loopFrontend, fd int, peer netip.Addr) {
 	p := f.port
-	p.counters.connections.Add(1)
+	p.counters.at(f.key.family()).connections.Add(1)
 	p.counters.active.Add(1)
 	c := l.newConn(p, fd)
 	v := p.viewFor(peer)
@@ -284,7 +284,7 @@ func (l *loop) begin(f *loopFrontend, fd int, peer netip.Addr) {
 		c.turnAway(errNotServed)
 		return
 	}
-	c.dial = dialing{view: v, from: from, peer: peer, begun: time.Now(), tried: c.dial.tried[:0]}
+	c.dial = dialing{view: v, family: f.key.family(), from: from, peer: peer, begun: time.Now(), tried: c.dial.tried[:0]}
 	c.connect(c.dial.begun)
 }
 

@@ -28,6 +28,9 @@ type socketKey struct {
 	addr    netip.AddrPort
 }
 
+// family of the virtual address, or of those that a node port has.
+func (k socketKey) family() proxy.Family { return proxy.FamilyOf(k.addr.Addr()) }
+
 func (k socketKey) String() string { return k.network + " " + k.addr.String() }
 
 // frontendKey is a socket together with what it is for. A socket whose purpose

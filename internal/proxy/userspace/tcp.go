@@ -69,7 +69,7 @@ func (f *tcpFront) serve() {
 // handle owns client and a slot.
 func (f *tcpFront) handle(client *net.TCPConn) {
 	p, m := f.port, f.port.mode
-	p.counters.connections.Add(1)
+	p.counters.at(f.key.family()).connections.Add(1)
 	p.counters.active.Add(1)
 	r := &relay{client: client, counters: &p.counters, relays: f.relays}
 	if !f.relays.add(r) {
@@ -107,7 +107,7 @@ func (f *tcpFront) route(conn *net.TCPConn) (*net.TCPConn, *exchange, error) {
 			return addrPortOf(conn.RemoteAddr()), addrPortOf(conn.LocalAddr())
 		})
 	}
-	return backend, p.counters.with(from, addrPortOf(backend.RemoteAddr())), nil
+	return backend, p.counters.with(f.key.family(), from, addrPortOf(backend.RemoteAddr())), nil
 }
 
 var (

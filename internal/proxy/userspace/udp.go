@@ -115,9 +115,9 @@ func (f *udpFrontend) forward(data []byte, client netip.AddrPort) {
 	defer f.mu.Unlock()
 	fl := f.flows[client]
 	if fl == nil {
-		f.port.counters.connections.Add(1)
+		f.port.counters.at(f.key.family()).connections.Add(1)
 		if fl = f.begin(client, nil); fl == nil {
-			f.port.counters.lostIn.Add(uint64(len(data)))
+			f.port.counters.at(f.key.family()).lostIn.Add(uint64(len(data)))
 			return
 		}
 	}
@@ -185,7 +185,7 @@ func (f *udpFrontend) begin(client netip.AddrPort, tried []netip.AddrPort) *flow
 	if t := v.state.Service.AffinityTimeout; t > 0 {
 		p.affinity.bind(client.Addr(), to, t, now)
 	}
-	fl := &flow{frontend: f, client: client, to: to, conn: conn, tried: slices.Clone(tried), exchange: p.counters.with(from, to).begin()}
+	fl := &flow{frontend: f, client: client, to: to, conn: conn, tried: slices.Clone(tried), exchange: p.counters.with(f.key.family(), from, to).begin()}
 	fl.used.Store(now.UnixNano())
 	f.flows[client] = fl
 	p.counters.active.Add(1)

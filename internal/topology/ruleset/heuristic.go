@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -150,19 +151,23 @@ func (r *compiled) input(q topology.Question) rule.Input {
 	return in
 }
 
-// measure fills in the demand of all ports of the Service, which share endpoints: each
-// port counts by its connections, or all alike if there are none.
+// measure fills in the demand of the family of all ports of the Service, which share endpoints:
+// each port counts by its connections, or all alike if there are none.
 func (r *compiled) measure(q topology.Question, in *rule.Input) {
 	names, prior, noNodes := make([]locality.Zone, len(q.Zones)), make([]float64, len(q.Zones)), make([]bool, len(q.Zones))
 	for i, z := range q.Zones {
 		names[i], prior[i], noNodes[i] = z.Name, z.CPU, !z.Live
 	}
+	family := proxy.IPv4
+	if q.Family == discoveryv1.AddressTypeIPv6 {
+		family = proxy.IPv6
+	}
 	sum := make([]float64, len(names))
 	total := 0.0
 	for _, port := range q.Service.Spec.Ports {
 		e := r.demand.Shares(
-			proxy.PortName{ServiceName: proxy.ServiceName{Namespace: q.Service.Namespace, Name: q.Service.Name}, Port: port.Name}, names,
-			prior, noNodes)
+			proxy.PortName{ServiceName: proxy.ServiceName{Namespace: q.Service.Namespace, Name: q.Service.Name}, Port: port.Name},
+			family, names, prior, noNodes)
 		weigh := e.Rate
 		if !e.Measured {
 			weigh = 0

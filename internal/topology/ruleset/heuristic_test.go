@@ -49,11 +49,11 @@ type fakeDemand struct {
 	shares map[string]float64
 }
 
-func (f *fakeDemand) Shares(name proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+func (f *fakeDemand) Shares(name proxy.PortName, family proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.shares == nil {
-		return topology.Unmeasured{}.Shares(name, zones, prior, noNodes)
+		return topology.Unmeasured{}.Shares(name, family, zones, prior, noNodes)
 	}
 	e := demand.Estimate{Rate: 10, Measured: true}
 	for _, z := range zones {

@@ -213,6 +213,7 @@ func (twoZones) Synced() bool                                { return true }
 func (twoZones) Zone(node string) (locality.Zone, bool)      { return zoneIn(node), true }
 func (twoZones) Proxy(workload string) (locality.Zone, bool) { return zoneIn(workload), true }
 func (twoZones) Has(proxy.PortName) bool                     { return true }
+func (twoZones) Family(proxy.PortName) proxy.Family          { return proxy.IPv4 }
 func (twoZones) Nodes() iter.Seq2[string, locality.Zone] {
 	return maps.All(map[string]locality.Zone{"node-a": "a", "node-b": "b"})
 }
@@ -311,8 +312,8 @@ func (c course) run(t *testing.T) (byAgents, byProxies map[string]demand.Estimat
 	}
 	byAgents, byProxies = map[string]demand.Estimate{}, map[string]demand.Estimate{}
 	for _, service := range []string{"web", "db"} {
-		byAgents[service] = of[false].Shares(name(service), locality.Zones("a", "b"), nil, nil)
-		byProxies[service] = of[true].Shares(name(service), locality.Zones("a", "b"), nil, nil)
+		byAgents[service] = of[false].Shares(name(service), proxy.IPv4, locality.Zones("a", "b"), nil, nil)
+		byProxies[service] = of[true].Shares(name(service), proxy.IPv4, locality.Zones("a", "b"), nil, nil)
 	}
 	for _, o := range sources {
 		if err := o.end(); err != nil {
