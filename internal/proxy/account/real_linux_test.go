@@ -82,10 +82,10 @@ func (n *node) dump() {
 	n.ledger.End(true, nil)
 }
 
-// of a Service.
-func (n *node) of(name string) (x proxy.Exchange) {
+// of a Service's addresses of a family.
+func (n *node) of(name string, f proxy.Family) (x proxy.Exchange) {
 	for _, row := range n.ledger.Exchanges(nil) {
-		if row.Port.Name == name {
+		if row.Port.Name == name && row.Family == f {
 			x = row.Exchange
 		}
 	}
@@ -124,13 +124,16 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 func TestBytesThroughVirtualIP(t *testing.T) {
 	const payload = 200 << 20
 	n := newNode(t)
-	for _, f := range []struct{ network, listen, vip string }{
-		{"tcp4", "192.0.2.2:80", "10.96.0.1:80"}, {"tcp6", "[2001:db8:1::2]:80", "[fd00:96::1]:80"},
+	for _, f := range []struct {
+		network, listen, vip string
+		family               proxy.Family
+	}{
+		{"tcp4", "192.0.2.2:80", "10.96.0.1:80", proxy.IPv4}, {"tcp6", "[2001:db8:1::2]:80", "[fd00:96::1]:80", proxy.IPv6},
 	} {
 		t.Run(f.network, func(t *testing.T) {
 			n.serve(f.network, f.listen)
 			n.dump()
-			before := n.of("web")
+			before := n.of("web", f.family)
 			c := n.client.Dial(f.network, f.vip)
 			sent := make(chan error, 1)
 			go func() {
@@ -141,7 +144,7 @@ func TestBytesThroughVirtualIP(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.dump()
-			if open := n.of("web").Open; open != 1 {
+			if open := n.of("web", f.family).Open; open != 1 {
 				t.Errorf("%d open connections, want 1", open)
 			}
 			_ = c.(*net.TCPConn).CloseWrite()
@@ -149,8 +152,8 @@ func TestBytesThroughVirtualIP(t *testing.T) {
 				t.Fatalf("%d bytes came back, %v", got, err)
 			}
 			_ = c.Close()
-			waitFor(t, func() bool { n.dump(); return n.of("web").Closed-before.Closed == 1 })
-			now := n.of("web")
+			waitFor(t, func() bool { n.dump(); return n.of("web", f.family).Closed-before.Closed == 1 })
+			now := n.of("web", f.family)
 			for what, bytes := range map[string]uint64{"in": now.BytesIn - before.BytesIn, "out": now.BytesOut - before.BytesOut} {
 				ratio := float64(bytes) / payload
 				t.Logf("%s: %.5f of the payload", what, ratio)
@@ -198,16 +201,16 @@ func TestUDPFlows(t *testing.T) {
 	}
 	ask()
 	n.dump()
-	if x := n.of("dns"); x.Open != 1 || x.Opened != 1 || x.BytesIn != 33 || x.BytesOut != 33 {
+	if x := n.of("dns", proxy.IPv4); x.Open != 1 || x.Opened != 1 || x.BytesIn != 33 || x.BytesOut != 33 {
 		t.Errorf("after a datagram each way: %+v", x)
 	}
 	n.dump()
-	if x := n.of("dns"); x.Open != 0 {
+	if x := n.of("dns", proxy.IPv4); x.Open != 0 {
 		t.Errorf("idle: %+v", x)
 	}
 	ask()
 	n.dump()
-	if x := n.of("dns"); x.Open != 1 || x.Opened != 1 || x.BytesIn != 66 {
+	if x := n.of("dns", proxy.IPv4); x.Open != 1 || x.Opened != 1 || x.BytesIn != 66 {
 		t.Errorf("moving again: %+v", x)
 	}
 }

@@ -302,6 +302,9 @@ func TestCounters(t *testing.T) {
 	read := func() uint64 {
 		for n, c := range m.Counts() {
 			if n == s.Name {
+				if !c.ByFamily || c.IPv6.Connections != c.Connections/2 {
+					t.Errorf("counts %+v, half of them is IPv6", c)
+				}
 				return c.Connections
 			}
 		}

@@ -407,6 +407,9 @@ func TestCountsOnlyGrow(t *testing.T) {
 	count := func(m *Mode) uint64 {
 		for name, c := range m.Counts() {
 			if name == state.Name {
+				if !c.ByFamily || c.IPv6.Connections != 0 {
+					t.Errorf("counts %+v of IPv4 alone", c)
+				}
 				return c.Connections
 			}
 		}

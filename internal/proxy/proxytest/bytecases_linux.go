@@ -88,8 +88,10 @@ func (k *kernel) accountant() func() proxy.Exchange {
 	port := proxy.PortName{ServiceName: k.svc(0).Name, Port: "tcp"}
 	of := func(rows iter.Seq2[proxy.PortName, proxy.Exchange]) (x proxy.Exchange) {
 		for name, row := range rows {
-			if name == port {
-				x = row
+			if name == port { // once for each family
+				x.BytesIn, x.BytesOut, x.Estimated = x.BytesIn+row.BytesIn, x.BytesOut+row.BytesOut, x.Estimated+row.Estimated
+				x.Opened, x.Closed, x.Open = x.Opened+row.Opened, x.Closed+row.Closed, x.Open+row.Open
+				x.Zone, x.Kept = row.Zone, row.Kept
 			}
 		}
 		return x

@@ -217,7 +217,7 @@ func TestCountsAndMetrics(t *testing.T) {
 		got = c
 	}
 	// The dead endpoint was tried once; then its penalty keeps it away.
-	want := proxy.Counts{Connections: 8, BytesIn: 40, BytesOut: 40, Retries: 1}
+	want := proxy.Counts{Connections: 8, BytesIn: 40, BytesOut: 40, Retries: 1, ByFamily: true}
 	if got != want {
 		t.Errorf("counts are %+v, want %+v", got, want)
 	}
@@ -232,11 +232,11 @@ proxima_userspace_connections_total{namespace="default",port="",service="a"} 8
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("metrics: %v, %v", problems, err)
 	}
-	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 40, BytesOut: 40, Opened: 8, Closed: 8})
+	checkExchanges(t, m, proxy.Exchange{Family: proxy.IPv4, Zone: "zone-b", BytesIn: 40, BytesOut: 40, Opened: 8, Closed: 8})
 	open := talk(t, vip)
-	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 8, Open: 1})
+	checkExchanges(t, m, proxy.Exchange{Family: proxy.IPv4, Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 8, Open: 1})
 	_ = open.Close()
-	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 9})
+	checkExchanges(t, m, proxy.Exchange{Family: proxy.IPv4, Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 9})
 	closeNow(t, m)
 	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
 		t.Errorf("%d metrics after Close, %v", n, err)
