@@ -297,7 +297,7 @@ func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
 		if t.Family != proxy.AnyFamily {
 			p.told[t.Family-proxy.IPv4].add(now, float64(t.Connections))
 		}
-		for l, part := range a.lanesOf(now, p, t.Family) {
+		for l, part := range a.lanesOf(now, p, t.Family, r.Proxy != "") {
 			if l.used = now; t.Connections > 0 {
 				from.window = append(from.window, count{l, part * float64(t.Connections)})
 			}
@@ -320,11 +320,14 @@ func (a *Aggregator) newPort(name proxy.PortName) *port {
 }
 
 // lanesOf traffic of a family, and the part of it that each gets. Who counted may not tell
-// families apart: then all is of the Service's only family or, if it has two, divided as others
-// counted them, and in halves as long as nobody did.
-func (a *Aggregator) lanesOf(now time.Time, p *port, family proxy.Family) iter.Seq2[*lane, float64] {
+// families apart. Then all is of the Service's only family. If it has two, traffic that proxies
+// report is of the first one, as they connect to the endpoints of that; what agents report is
+// divided as others count it, and in halves as long as nobody does.
+func (a *Aggregator) lanesOf(now time.Time, p *port, family proxy.Family, byProxy bool) iter.Seq2[*lane, float64] {
 	if family == proxy.AnyFamily {
-		family = a.world.Family(p.name)
+		if first, both := a.world.Family(p.name); byProxy || !both {
+			family = first
+		}
 	}
 	return func(yield func(*lane, float64) bool) {
 		if family != proxy.AnyFamily {

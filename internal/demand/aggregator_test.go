@@ -38,13 +38,8 @@ func (w *fakeWorld) Proxy(name string) (locality.Zone, bool) {
 	z, ok := w.proxies[name]
 	return z, ok
 }
-func (w *fakeWorld) Has(port proxy.PortName) bool { return !w.gone[port] }
-func (w *fakeWorld) Family(proxy.PortName) proxy.Family {
-	if w.dual {
-		return proxy.AnyFamily
-	}
-	return proxy.IPv4
-}
+func (w *fakeWorld) Has(port proxy.PortName) bool               { return !w.gone[port] }
+func (w *fakeWorld) Family(proxy.PortName) (proxy.Family, bool) { return proxy.IPv4, w.dual }
 
 // aggregatorTest lets nodes report and steps, on a clock of its own.
 type aggregatorTest struct {

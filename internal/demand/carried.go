@@ -98,7 +98,7 @@ func (a *Aggregator) noteExchanges(now time.Time, from *agent, zone locality.Zon
 			continue
 		}
 		p.agents.note(now, r, float64(t.Connections))
-		for l, part := range a.lanesOf(now, p, t.Family) {
+		for l, part := range a.lanesOf(now, p, t.Family, r.Proxy != "") {
 			for k := range t.Exchanges {
 				x := &t.Exchanges[k]
 				c := l.carriedOn(now, way{zone, x.Zone, x.Kept}, a.countingOf(zone), r.Accounting.Covered)

@@ -151,6 +151,19 @@ func TestReportsWithoutFamily(t *testing.T) {
 	mixed.wantFamily("one tells", proxy.IPv4, 32, 0.25, 0.75, 0)
 	mixed.wantFamily("one tells", proxy.IPv6, 8, 0.25, 0.75, 0)
 
+	// Proxies connect to endpoints of the first family, whatever others count.
+	proxies := withProxies(t)
+	proxies.world.dual = true
+	for range 30 {
+		for node := range threeNodes {
+			proxies.report(node, 1)
+		}
+		proxies.report("n-a", 1, trafficOf(proxy.IPv6, 100))
+		proxies.proxyReport("default/web-1", traffic("x", 50))
+		proxies.tick()
+	}
+	proxies.wantFamily("proxies", proxy.IPv4, 5, 0, 1, 0)
+
 	// A control plane of an earlier version reads both rows of a report as rows of the port.
 	both := newAggregatorTest(t, maps.Clone(threeNodes))
 	carry(both, append(old(40), old(60)...), old(300))

@@ -25,8 +25,8 @@ type World interface {
 	Proxy(name string) (zone locality.Zone, ok bool)
 	// Has a Service such a port?
 	Has(port proxy.PortName) bool
-	// Family of all addresses of the port's Service; AnyFamily: it has both, or there is none.
-	Family(port proxy.PortName) proxy.Family
+	// Family that comes first of the addresses of the port's Service, and whether it has both.
+	Family(port proxy.PortName) (first proxy.Family, both bool)
 }
 
 // FromCatalog is the world as a catalog has it.
@@ -86,13 +86,12 @@ func (w world) Has(port proxy.PortName) bool {
 	return false
 }
 
-func (w world) Family(port proxy.PortName) proxy.Family {
+func (w world) Family(port proxy.PortName) (first proxy.Family, both bool) {
 	service, ok := w.catalog.Snapshot().Services.Get(catalog.Key(port.ServiceName))
-	switch {
-	case !ok || len(service.Spec.IPFamilies) > 1:
-		return proxy.AnyFamily
-	case len(service.Spec.IPFamilies) == 1 && service.Spec.IPFamilies[0] == corev1.IPv6Protocol:
-		return proxy.IPv6
+	if ok && len(service.Spec.IPFamilies) > 0 && service.Spec.IPFamilies[0] == corev1.IPv6Protocol {
+		first = proxy.IPv6
+	} else {
+		first = proxy.IPv4
 	}
-	return proxy.IPv4
+	return first, ok && len(service.Spec.IPFamilies) > 1
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // TestRestartLosesNothing: what was counted since the last report, and a report that was not
@@ -68,6 +69,38 @@ func TestRestartLosesNothing(t *testing.T) {
 	})
 }
 
+// TestRestartKeepsFamilies: what a process left is of the same families after the restart.
+func TestRestartKeepsFamilies(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "left")
+	synctest.Test(t, func(t *testing.T) {
+		to, mode := &plane{fail: errors.New("away")}, &counter{byFamily: true}
+		live := func(f func()) {
+			c := NewClient(ClientConfig{
+				Conn: direct{server: NewServer(to, anybody)}, Node: "n", Zone: func() locality.Zone { return "a" }, Counter: mode, File: file,
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			synctest.Wait()
+			f()
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		live(func() { mode.carry("x", 8); time.Sleep(demand.Interval); synctest.Wait() })
+		to.set(nil)
+		live(func() { time.Sleep(demand.Interval); synctest.Wait() })
+		want := []demand.Traffic{{Port: port("x"), Family: proxy.IPv4, Connections: 4}, {Port: port("x"), Family: proxy.IPv6, Connections: 4}}
+		if len(to.taken) == 0 {
+			t.Fatal("nothing was reported")
+		}
+		if diff := cmp.Diff(want, to.taken[0].Traffic); diff != "" {
+			t.Errorf("reported (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // TestLeftIsBounded: of many restarts without a control plane, and in age.
 func TestLeftIsBounded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "left")
@@ -87,7 +120,7 @@ func TestLeftIsBounded(t *testing.T) {
 				synctest.Wait()
 			}
 			mode.carry("x", 1<<n)
-			time.Sleep(time.Second)
+			time.Sleep(time.Microsecond) // some time to report, and hardly the next report
 			cancel()
 			if err := <-done; err != nil {
 				t.Error(err)

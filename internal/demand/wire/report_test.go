@@ -36,6 +36,8 @@ func port(name string) proxy.PortName {
 type counter struct {
 	mu     sync.Mutex
 	counts map[proxy.PortName]proxy.Counts
+	// byFamily: half of all is IPv6.
+	byFamily bool
 }
 
 func (c *counter) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
@@ -52,6 +54,9 @@ func (c *counter) carry(name string, n uint64) {
 	}
 	all := c.counts[port(name)]
 	all.Connections += n
+	if all.ByFamily = c.byFamily; all.ByFamily {
+		all.IPv6.Connections = all.Connections / 2
+	}
 	c.counts[port(name)] = all
 }
 
@@ -230,7 +235,7 @@ func TestOverGRPC(t *testing.T) {
 		Node: "n", Zone: "a", Run: "r", Sequence: 3, Elapsed: demand.Interval,
 		Traffic: []demand.Traffic{{Port: port("x"), Connections: 1, BytesIn: 2, BytesOut: 3, Exchanges: []proxy.Exchange{
 			{Zone: "b", BytesIn: 1, BytesOut: 2, Estimated: 3, Opened: 4, Closed: 5, Open: 6}, {Zone: "a", Kept: true, BytesIn: 1},
-		}}},
+		}}, {Port: port("y"), Family: proxy.IPv4, Connections: 1}, {Port: port("y"), Family: proxy.IPv6, Connections: 2}},
 		Accounting: demand.Accounting{Quality: proxy.Estimated, Reason: "a sample", Covered: time.Minute},
 	}
 	client := demandv1.NewDemandClient(conn)
@@ -273,6 +278,27 @@ func TestEarlierAgent(t *testing.T) {
 	}
 }
 
+// TestEarlierControlPlane: one that knows no families reads the same counts, in two rows of a port.
+func TestEarlierControlPlane(t *testing.T) {
+	m := encode(&demand.Report{
+		Node: "n", Run: "r", Sequence: 1, Elapsed: demand.Interval,
+		Traffic: []demand.Traffic{{Port: port("x"), Family: proxy.IPv4, Connections: 3}, {Port: port("x"), Family: proxy.IPv6, Connections: 2}},
+	})
+	for _, row := range m.GetTraffic() {
+		row.Family = demandv1.Family_FAMILY_UNSPECIFIED // field 11 is unknown there
+	}
+	r := decode(m)
+	want := []demand.Traffic{{Port: port("x"), Connections: 3}, {Port: port("x"), Connections: 2}}
+	if diff := cmp.Diff(want, r.Traffic); diff != "" || r.Check() != nil {
+		t.Errorf("decoded (-want +got), %v:\n%s", r.Check(), diff)
+	}
+	// A family of a later version is one that is not known.
+	m.Traffic[0].Family = 9
+	if got := decode(m).Traffic[0].Family; got != proxy.AnyFamily {
+		t.Errorf("family 9 is read as %v", got)
+	}
+}
+
 // FuzzDecode: whatever comes in is refused or taken; what is taken comes out of an encoder the same.
 func FuzzDecode(f *testing.F) {
 	seed := func(m *demandv1.ReportRequest) {
@@ -286,6 +312,7 @@ func FuzzDecode(f *testing.F) {
 	seed(
 		&demandv1.ReportRequest{Node: "n", Zone: "a", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 10_000, Traffic: []*demandv1.Traffic{
 			{Namespace: "ns", Service: "x", Port: "http", Connections: 1, BytesIn: 2, BytesOut: 3}, {Namespace: "ns", Service: "y"}, {},
+			{Namespace: "ns", Service: "x", Family: demandv1.Family_IPV6}, {Namespace: "ns", Service: "x", Family: 7},
 		}},
 	)
 	seed(&demandv1.ReportRequest{

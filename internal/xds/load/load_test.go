@@ -213,7 +213,7 @@ func (twoZones) Synced() bool                                { return true }
 func (twoZones) Zone(node string) (locality.Zone, bool)      { return zoneIn(node), true }
 func (twoZones) Proxy(workload string) (locality.Zone, bool) { return zoneIn(workload), true }
 func (twoZones) Has(proxy.PortName) bool                     { return true }
-func (twoZones) Family(proxy.PortName) proxy.Family          { return proxy.IPv4 }
+func (twoZones) Family(proxy.PortName) (proxy.Family, bool)  { return proxy.IPv4, false }
 func (twoZones) Nodes() iter.Seq2[string, locality.Zone] {
 	return maps.All(map[string]locality.Zone{"node-a": "a", "node-b": "b"})
 }
