@@ -200,6 +200,7 @@ type SegmentInfo struct {
 	Gap     bool      `json:"gap,omitempty"`
 	Entries int64     `json:"entries"`
 	Bytes   int64     `json:"bytes"`
+	Created time.Time `json:"created"`
 	Oldest  time.Time `json:"oldest"`
 	Newest  time.Time `json:"newest"`
 	Sealed  bool      `json:"sealed"`
@@ -217,7 +218,7 @@ func (l *Log) Segments() []SegmentInfo {
 	for i, s := range l.segments {
 		out[i] = SegmentInfo{
 			After: s.After, Last: s.Last, Complete: s.Complete, Epoch: s.Epoch, Gap: s.Gap, Entries: s.Entries, Bytes: s.Size,
-			Oldest: time.UnixMilli(s.Oldest), Newest: time.UnixMilli(s.Newest), Sealed: s.sealed, SHA256: s.sum,
+			Oldest: time.UnixMilli(s.Oldest), Newest: time.UnixMilli(s.Newest), Sealed: s.sealed, SHA256: s.sum, Created: s.Created,
 		}
 		for _, c := range s.copies {
 			out[i].Copies = append(out[i].Copies, c.path(s))
