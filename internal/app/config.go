@@ -53,6 +53,8 @@ type ControlPlaneConfig struct {
 	XDSPortChosen bool
 	// Registries whose protocols are served.
 	Registries RegistriesConfig
+	// Feed of changes.
+	Feed FeedConfig
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
 	// OneAddressPool and OneNodePortPool: see apiserver.Config.

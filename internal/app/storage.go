@@ -10,6 +10,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/cluster"
+	"github.com/proxima-mesh/proxima/internal/feed"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -33,6 +34,8 @@ type storage struct {
 	// renewExpired as in ControlPlaneConfig.
 	renewExpired time.Duration
 	audit        *audit.Logs
+	// feed of changes; nil: there is none.
+	feed *feed.Feed
 	// sharing of the key ring with the other instances; nil: there are none.
 	sharing *ringSharing
 }
@@ -66,7 +69,8 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
-	s.store = cluster.Fenced(metered.New(opening, metered.Config{Registerer: s.metrics}))
+	actors := &feed.Actors{Of: actorOf}
+	s.store = actors.Store(cluster.Fenced(metered.New(opening, metered.Config{Registerer: s.metrics})))
 	wrapper, err := cfg.clusterWrapper()
 	if err != nil {
 		return nil, err
@@ -88,6 +92,9 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
+	if s.feed, err = openFeed(ctx, cfg, s, actors); err != nil {
+		return nil, err
+	}
 	s.audit = audit.OpenLogs(cfg.DataDir, log.With("component", "audit"), s.metrics)
 	return s, nil
 }
@@ -95,7 +102,10 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 func (s *storage) components() []component {
 	out := []component{
 		{Name: "revocations", Run: s.revocations.Run},
-		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.log) }},
+		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.compactable, s.log) }},
+	}
+	if s.feed != nil {
+		out = append(out, component{Name: "change feed", Run: s.feed.Run})
 	}
 	if s.shared() {
 		out = append(out, component{Name: "shared keys", Run: s.followKeys})
@@ -112,6 +122,9 @@ func (s *storage) policy() access.Policy {
 func (s *storage) close() {
 	if s.audit != nil {
 		s.audit.Close()
+	}
+	if s.feed != nil {
+		_ = s.feed.Log.Close() // where it never ran
 	}
 	if s.store == nil {
 		return

@@ -138,8 +138,8 @@ func sqliteFile(location, dataDir string) string {
 	return location
 }
 
-// compact forgets, from time to time, what was superseded before the last time.
-func compact(ctx context.Context, s store.Store, log *slog.Logger) error {
+// compact forgets, from time to time, what was superseded before the last time, up to compactable.
+func compact(ctx context.Context, s store.Store, compactable func() store.Revision, log *slog.Logger) error {
 	ticker := time.NewTicker(compactEvery)
 	defer ticker.Stop()
 	var before store.Revision
@@ -151,7 +151,7 @@ func compact(ctx context.Context, s store.Store, log *slog.Logger) error {
 		}
 		now, err := s.Revision(ctx)
 		if err == nil && before > 0 {
-			err = s.Compact(ctx, before)
+			err = s.Compact(ctx, min(before, compactable()))
 		}
 		if err != nil && ctx.Err() == nil {
 			log.Warn("compaction failed, history grows until the next one", "error", err)

@@ -59,6 +59,7 @@ type planeFlags struct {
 	signers      string
 	topologyMode string
 	registries   registryFlags
+	feed         feedFlags
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -68,6 +69,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.xdsPort, "xds-port", defaultXDSPort, "port for the proxies of workloads and for gRPC programs (xDS), on the API's host; 0: off. The default is left out where it is not free")
 	p.xdsChosen = func() bool { return f.Changed("xds-port") }
 	p.registries.add(f)
+	p.feed.add(f)
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
 	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
@@ -128,10 +130,14 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if err != nil {
 		return cfg, err
 	}
+	feed, err := p.feed.config()
+	if err != nil {
+		return cfg, err
+	}
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
-		Registries: registries,
-		Store:      store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
+		Registries: registries, Feed: feed,
+		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
 		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, ExternalIPRanges: externalIPs,
 		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,

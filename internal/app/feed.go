@@ -1,0 +1,71 @@
+package app
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+// FeedConfig configures the change feed of a control plane.
+type FeedConfig struct {
+	// Off: there is none. A store in memory has none either.
+	Off bool
+	// Roots are directories for segments; none: "feed" in the data directory. Copies of each segment, as there are roots.
+	Roots  []string
+	Copies int
+	// Retention in bytes, 0: feed.DefaultRetention; MaxAge, 0: no bound.
+	Retention int64
+	MaxAge    time.Duration
+}
+
+// feedPrefix is that of the keys of objects.
+const feedPrefix = "/registry/"
+
+// unfed are the folders of objects that tell that somebody is alive, or what happened; they change without a change of state.
+var unfed = []string{"/registry/leases/", "/registry/coordination.k8s.io/leases/", "/registry/events/", "/registry/events.k8s.io/events/"}
+
+// openFeed opens the change feed of a store; nil: there is none.
+func openFeed(ctx context.Context, cfg ControlPlaneConfig, s *storage, actors *feed.Actors) (*feed.Feed, error) {
+	if cfg.Feed.Off || cfg.Store == "memory" {
+		return nil, nil //nolint:nilnil // see above
+	}
+	roots := cfg.Feed.Roots
+	if len(roots) == 0 {
+		roots = []string{filepath.Join(cfg.DataDir, "feed")}
+	}
+	return feed.Open(ctx, feed.Config{
+		Store: s.store, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, Roots: roots, Copies: cfg.Feed.Copies,
+		Retention: cfg.Feed.Retention, MaxAge: cfg.Feed.MaxAge, Logger: s.log.With("component", "feed"), Metrics: s.metrics,
+	})
+}
+
+func skipFromFeed(key string) bool {
+	for _, folder := range unfed {
+		if strings.HasPrefix(key, folder) {
+			return true
+		}
+	}
+	return false
+}
+
+// actorOf a request is its user.
+func actorOf(ctx context.Context) string {
+	if who, ok := request.UserFrom(ctx); ok {
+		return who.GetName()
+	}
+	return ""
+}
+
+// compactable is the revision up to which the history of the store is not needed.
+func (s *storage) compactable() store.Revision {
+	if s.feed == nil {
+		return 1 << 62
+	}
+	return s.feed.Compactable()
+}

@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+	kresource "k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/feed"
+)
+
+// feedFlags are those of the change feed of a control plane.
+type feedFlags struct {
+	mode      string
+	roots     []string
+	copies    int
+	retention string
+	maxAge    time.Duration
+}
+
+// minFeedRetention is the least of --feed-retention in bytes.
+const minFeedRetention = 16 << 20
+
+func (x *feedFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&x.mode, "feed", "on", "keep committed changes for \"proxima history\", \"get --at\" and those who follow: on or off. There is none with --store memory")
+	f.StringSliceVar(&x.roots, "feed-root", nil, "directories for the change feed, best on different disks; one that is added later is used at once (default: \"feed\" in the data directory)")
+	f.IntVar(&x.copies, "feed-copies", 2, "copies of each change in the feed, on different roots, as there are")
+	f.StringVar(&x.retention, "feed-retention", "1Gi", "how many bytes of changes are kept, counted once for all copies")
+	f.DurationVar(&x.maxAge, "feed-max-age", 0, "how long changes are kept at most; 0: as --feed-retention allows")
+}
+
+func (x *feedFlags) config() (app.FeedConfig, error) {
+	out := app.FeedConfig{Off: x.mode == "off", Copies: x.copies, Retention: feed.DefaultRetention, MaxAge: x.maxAge}
+	if x.mode != "on" && x.mode != "off" {
+		return out, usagef("--feed %q: on or off", x.mode)
+	}
+	if x.copies < 1 || x.copies > 8 {
+		return out, usagef("--feed-copies %d: 1 to 8", x.copies)
+	}
+	if x.maxAge < 0 {
+		return out, usagef("--feed-max-age %s: must not be negative", x.maxAge)
+	}
+	size, err := kresource.ParseQuantity(x.retention)
+	if err != nil || size.Value() < minFeedRetention {
+		return out, usagef("--feed-retention %q: want a size of 16Mi at least, as 1Gi", x.retention)
+	}
+	out.Retention = size.Value()
+	seen := map[string]bool{}
+	for _, dir := range x.roots {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return out, usagef("--feed-root %q: %w", dir, err)
+		}
+		if seen[abs] {
+			return out, usagef("--feed-root %q is given twice: each needs a directory of its own", dir)
+		}
+		seen[abs] = true
+		out.Roots = append(out.Roots, abs)
+	}
+	return out, nil
+}
