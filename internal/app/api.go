@@ -236,7 +236,7 @@ func (n *nodeTable) Node(ctx context.Context, name string) (*corev1.Node, error)
 
 // Holder implements access.Cluster.
 func (n *nodeTable) Holder(addr netip.Addr, other string) (string, error) {
-	if !n.catalog.Synced() {
+	if !n.catalog.Listed() {
 		return "", apierrors.NewServiceUnavailable("the control plane is still reading its store; try again in a moment")
 	}
 	for key, node := range n.catalog.Snapshot().Nodes.All() {

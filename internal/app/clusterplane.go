@@ -308,7 +308,7 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, _ := request.UserFrom(r.Context())
 		name, _ := identity.NodeName(who.GetName(), who.GetGroups())
-		if !p.instance.catalog.Synced() {
+		if !p.instance.catalog.Listed(catalog.ZoneIngresses, catalog.ZoneEgresses) {
 			refuseRequest(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
 				"the cluster is still being read; try again in a moment")
 			return

@@ -55,7 +55,7 @@ func (p *clusterPlane) sidecarComponents() []component {
 
 // inject answers what is added to a Pod that is created.
 func (p *clusterPlane) inject(_ context.Context, pod *corev1.Pod) (inject.Result, error) {
-	if !p.instance.catalog.Synced() {
+	if !p.instance.catalog.Listed() {
 		return inject.Result{}, errors.New("the control plane is still reading the cluster: create the Pod again")
 	}
 	namespace, _ := p.instance.catalog.Snapshot().Namespaces.Get(resource.Key{Name: pod.Namespace})

@@ -182,7 +182,7 @@ func sameLabels[T resource.Object](a, b T) bool { return maps.Equal(a.GetLabels(
 // of implements credential.ServerConfig.Needs.
 func (n *needs) of(nodeName string) ([]*meshv1alpha1.ExternalService, <-chan struct{}, error) {
 	changed := n.wait()
-	if !n.tables.Synced() {
+	if !n.tables.Listed(catalog.ExternalServices, catalog.ZoneIngresses, catalog.ZoneEgresses) {
 		return nil, nil, errNotSynced
 	}
 	tables := n.tables.Snapshot()

@@ -251,7 +251,7 @@ var errNotSynced = errors.New("the control plane is still reading its store")
 
 // Workload implements issue.Workloads.
 func (t workloadTable) Workload(_ context.Context, namespace, name string) (w issue.Workload, ok bool, err error) {
-	if !t.catalog.Synced() {
+	if !t.catalog.Listed() {
 		return issue.Workload{}, false, errNotSynced
 	}
 	tables, key := t.catalog.Snapshot(), resource.Key{Namespace: namespace, Name: name}
@@ -266,7 +266,7 @@ func (t workloadTable) Workload(_ context.Context, namespace, name string) (w is
 
 // NodeInMesh implements issue.Workloads.
 func (t workloadTable) NodeInMesh(_ context.Context, node, name string) (bool, error) {
-	if !t.catalog.Synced() {
+	if !t.catalog.Listed() {
 		return false, errNotSynced
 	}
 	tables := t.catalog.Snapshot()
@@ -281,7 +281,7 @@ func (t workloadTable) NodeInMesh(_ context.Context, node, name string) (bool, e
 // Gateway implements issue.Workloads: a gateway has the name of its node, and is of this
 // site if it is no copy of another's.
 func (t workloadTable) Gateway(_ context.Context, node string, role mesh.Kind) (bool, error) {
-	if !t.catalog.Synced() {
+	if !t.catalog.Listed(catalog.ZoneIngresses, catalog.ZoneEgresses) {
 		return false, errNotSynced
 	}
 	tables, key := t.catalog.Snapshot(), resource.Key{Name: node}

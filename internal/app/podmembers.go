@@ -79,7 +79,7 @@ var _ issue.Workloads = podWorkloads{}
 
 // Workload implements issue.Workloads.
 func (t podWorkloads) Workload(_ context.Context, namespace, name string) (w issue.Workload, ok bool, err error) {
-	if !t.catalog.Synced() {
+	if !t.catalog.Listed() {
 		return issue.Workload{}, false, errNotSynced
 	}
 	tables := t.catalog.Snapshot()
@@ -97,7 +97,7 @@ func (t podWorkloads) Workload(_ context.Context, namespace, name string) (w iss
 
 // NodeInMesh implements issue.Workloads.
 func (t podWorkloads) NodeInMesh(_ context.Context, node, name string) (bool, error) {
-	if !t.catalog.Synced() {
+	if !t.catalog.Listed() {
 		return false, errNotSynced
 	}
 	own := podDataplanes(t.catalog.Snapshot(), node)
@@ -202,7 +202,7 @@ func (m *podMembers) serve(_ *identityv1.MembersRequest, stream grpc.ServerStrea
 	var sent *identityv1.MembersResponse
 	for {
 		changed := m.wait(node)
-		if m.tables.Synced() {
+		if m.tables.Listed() {
 			next := &identityv1.MembersResponse{}
 			tables := m.tables.Snapshot()
 			for _, d := range podDataplanes(tables, node) {

@@ -148,7 +148,7 @@ func (t podTokens) caller(ctx context.Context) (string, error) {
 	if !ok || strings.Count(token, ".") != 2 {
 		return "", status.Error(codes.Unauthenticated, "the token of a Pod is needed: a projected one of its service account")
 	}
-	if !t.tables.Synced() {
+	if !t.tables.Listed() {
 		return "", status.Error(codes.Unavailable, errNotSynced.Error())
 	}
 	review, err := t.reviewer.ReviewToken(ctx, token, []string{inject.Audience})

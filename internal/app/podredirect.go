@@ -160,7 +160,7 @@ func (m *podMembers) redirection(ctx context.Context, r *identityv1.RedirectionR
 	if err != nil {
 		return nil, err
 	}
-	if !m.tables.Synced() {
+	if !m.tables.Listed() {
 		return nil, status.Error(codes.Unavailable, errNotSynced.Error())
 	}
 	if len(r.GetWaiting()) > maxWaiting {

@@ -97,7 +97,7 @@ func (c *agentCalls) Call(ctx context.Context, call admin.ProxyCall) ([]byte, er
 	if !errors.As(err, &notHere) {
 		return body, err
 	}
-	if _, ok := c.catalog.Snapshot().Nodes.Get(resource.Key{Name: node}); !ok && c.catalog.Synced() {
+	if _, ok := c.catalog.Snapshot().Nodes.Get(resource.Key{Name: node}); !ok && c.catalog.Listed() {
 		return nil, status.Errorf(codes.NotFound, "zone %s has no node, ingress or egress %s (a Dataplane is NAMESPACE/NAME)", c.zone, node)
 	}
 	return nil, &elsewhereError{fmt.Errorf("%w (%s) of the control plane of zone %s", err, c.instance, c.zone)}
@@ -111,7 +111,7 @@ func (c *agentCalls) nodeOf(call admin.ProxyCall) (string, error) {
 	key := resource.Key{Namespace: call.Namespace, Name: call.Name}
 	d, ok := c.catalog.Snapshot().Dataplanes.Get(key)
 	switch {
-	case !ok && !c.catalog.Synced():
+	case !ok && !c.catalog.Listed():
 		return "", status.Error(codes.Unavailable, "the control plane of zone "+c.zone+" is still reading its store; try again in a moment")
 	case !ok:
 		return "", status.Errorf(codes.NotFound, "zone %s has no Dataplane %s", c.zone, key)

@@ -38,7 +38,7 @@ func (s *shifts) allow(w access.Write) error {
 		return apierrors.NewForbidden(gr, z.Name, errors.New("topology zones and nodes are taken out at the control plane of their site; "+
 			"\"proxima zone disable SITE\" takes out a whole site here"))
 	}
-	if !s.catalog.Synced() {
+	if !s.catalog.Listed(catalog.ZoneShifts) {
 		return apierrors.NewServiceUnavailable("the control plane is still reading its store; try again in a moment")
 	}
 	snapshot := s.catalog.Snapshot()

@@ -51,7 +51,7 @@ func (t workloadTokens) caller(ctx context.Context) (string, error) {
 		return "", status.Error(codes.Unauthenticated, err.Error())
 	case err != nil:
 		return "", status.Error(codes.Unavailable, "the token could not be checked")
-	case !t.tables.Synced():
+	case !t.tables.Listed():
 		return "", status.Error(codes.Unavailable, errNotSynced.Error())
 	}
 	namespace, account, ok := identity.WorkloadName(subject.User, subject.Groups)

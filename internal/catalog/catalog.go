@@ -66,9 +66,15 @@ type Catalog struct {
 	current atomic.Pointer[Snapshot]
 	synced  chan struct{}
 
-	mu   sync.Mutex // guards subs, and publication against Subscribe
+	mu   sync.Mutex // guards what follows, and publication against Subscribe
 	subs map[*Subscription]struct{}
+	// unlisted are the kinds that have not been listed yet, but for those of Config.Later.
+	unlisted map[Kind]struct{}
 }
+
+// common are the kinds that readers use to understand the objects of others: which services
+// and workloads there are, where they are and in which mesh. Every subscription waits for them.
+var common = [...]Kind{Namespaces, Services, Slices, Nodes, Pods, Dataplanes, Meshes}
 
 // inputBacklog is how many events may wait for the writer before the watches
 // are held back; it only evens out bursts.
@@ -83,6 +89,8 @@ func New(config Config) *Catalog {
 		inputs: make(chan input, inputBacklog),
 		synced: make(chan struct{}),
 		subs:   make(map[*Subscription]struct{}),
+
+		unlisted: make(map[Kind]struct{}),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -90,7 +98,11 @@ func New(config Config) *Catalog {
 	for _, descriptor := range config.Descriptors {
 		for kind, ops := range tables {
 			if ops.groupKind() == descriptor.GVK.GroupKind() {
-				c.feeds = append(c.feeds, feed{kind: Kind(kind), descriptor: descriptor, from: config.Later[ops.groupKind()]})
+				f := feed{kind: Kind(kind), descriptor: descriptor, from: config.Later[ops.groupKind()]}
+				c.feeds = append(c.feeds, f)
+				if f.from == nil {
+					c.unlisted[f.kind] = struct{}{}
+				}
 			}
 		}
 	}
@@ -133,15 +145,41 @@ func (c *Catalog) WaitSynced(ctx context.Context) error {
 	}
 }
 
-// write is the one writer. Inputs that are there together become one batch.
-func (c *Catalog) write(ctx context.Context) {
-	waiting := make(map[Kind]struct{}, len(c.feeds))
-	for _, f := range c.feeds {
-		if f.from == nil {
-			waiting[f.kind] = struct{}{}
+// Listed reports whether some kinds have been listed once, and those that all readers need, but
+// for those of Config.Later. A kind that cannot be listed, as one of its objects cannot be read,
+// is no reason to wait for who does not use it.
+func (c *Catalog) Listed(kinds ...Kind) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listed(kinds)
+}
+
+func (c *Catalog) listed(kinds []Kind) bool {
+	for _, all := range [...][]Kind{common[:], kinds} {
+		for _, kind := range all {
+			if _, missing := c.unlisted[kind]; missing {
+				return false
+			}
 		}
 	}
-	if len(waiting) == 0 {
+	return true
+}
+
+// WaitListed blocks until Listed, or returns why ctx ended.
+func (c *Catalog) WaitListed(ctx context.Context, kinds ...Kind) error {
+	s := c.Subscribe(append([]Kind{Namespaces}, kinds...)...)
+	defer s.Close()
+	select {
+	case <-s.ready:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for catalog: %w", context.Cause(ctx))
+	}
+}
+
+// write is the one writer. Inputs that are there together become one batch.
+func (c *Catalog) write(ctx context.Context) {
+	if len(c.unlisted) == 0 {
 		close(c.synced)
 	}
 	for {
@@ -151,7 +189,7 @@ func (c *Catalog) write(ctx context.Context) {
 			return
 		case first = <-c.inputs:
 		}
-		c.publish(c.apply(first), waiting)
+		c.publish(c.apply(first))
 	}
 }
 
@@ -177,24 +215,25 @@ func (c *Catalog) apply(first input) *batch {
 
 // publish makes the batch visible: to Snapshot first, then to the subscriptions
 // of the kinds that it changed.
-func (c *Catalog) publish(b *batch, waiting map[Kind]struct{}) {
+func (c *Catalog) publish(b *batch) {
 	next, changed := b.commit()
-	wasSynced := len(waiting) == 0
-	for kind := range b.listed {
-		delete(waiting, kind)
-	}
-	nowSynced := len(waiting) == 0
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.current.Store(next)
-	if nowSynced && !wasSynced {
+	wasSynced := len(c.unlisted) == 0
+	for kind := range b.listed {
+		delete(c.unlisted, kind)
+	}
+	if len(c.unlisted) == 0 && !wasSynced {
 		close(c.synced)
 	}
-	if !nowSynced {
-		return
-	}
 	for s := range c.subs {
-		s.notify(next, changed, !wasSynced)
+		if begins := !s.began; !begins {
+			s.notify(next, changed, false)
+		} else if c.listed(s.waits) {
+			s.began = true
+			s.notify(next, changed, true)
+		}
 	}
 }

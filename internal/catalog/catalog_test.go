@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,9 @@ func TestLater(t *testing.T) {
 		t.Cleanup(func() { cancel(); <-done })
 		sub := c.Subscribe(Services, Pods)
 		defer sub.Close()
+		if err := c.WaitSynced(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if d := next(t, sub); len(d.Services) != 1 || len(d.Pods) != 0 || !c.Synced() || asked.Load() != 0 {
 			t.Fatalf("before they are wanted: %d services, %d pods, %d requests", len(d.Services), len(d.Pods), asked.Load())
 		}
@@ -488,4 +492,60 @@ func TestIndexesOfSnapshot(t *testing.T) {
 			t.Error(diff)
 		}
 	})
+}
+
+// TestUnreadableKind: who does not use a kind that cannot be listed does not wait for it, and who
+// does is told nothing until it is listed: an object that is missing there is not gone.
+func TestUnreadableKind(t *testing.T) {
+	for bad, ops := range tables {
+		t.Run(ops.groupKind().Kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := resourcetest.New(kind.All()...)
+				client.Seed(service("a", nil))
+				var down atomic.Bool
+				down.Store(true)
+				client.Intercept(func(call resourcetest.Call) error {
+					if down.Load() && call.Kind.GroupKind() == ops.groupKind() {
+						return errors.New("an object cannot be read")
+					}
+					return nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				c := New(Config{Client: client, Descriptors: kind.All(), Epoch: "e1"})
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = c.Run(ctx)
+				}()
+				t.Cleanup(func() { cancel(); <-done })
+				without, with := c.Subscribe(Services), c.Subscribe(Services, Kind(bad))
+				defer without.Close()
+				defer with.Close()
+				synctest.Wait()
+				needed := slices.Contains(common[:], Kind(bad))
+				if c.Synced() || c.Listed(Kind(bad)) || c.Listed() == needed || with.began || without.began == needed {
+					t.Fatalf("synced %v, listed %v, others %v; subscriptions: %v with it, %v without", c.Synced(), c.Listed(Kind(bad)), c.Listed(),
+						with.began, without.began)
+				}
+				if !needed {
+					if diff := cmp.Diff([]string{"+a"}, names(next(t, without).Services)); diff != "" {
+						t.Error(diff)
+					}
+					if err := c.WaitListed(t.Context(), Services); err != nil {
+						t.Error(err)
+					}
+				}
+				down.Store(false)
+				if diff := cmp.Diff([]string{"+a"}, names(next(t, with).Services)); diff != "" {
+					t.Error(diff)
+				}
+				synctest.Wait()
+				if late := c.Subscribe(Kind(bad)); !late.began || !c.Synced() {
+					t.Error("not all is listed")
+				} else {
+					late.Close()
+				}
+			})
+		})
+	}
 }

@@ -73,6 +73,8 @@ type Delta struct {
 type Subscription struct {
 	catalog *Catalog
 	kinds   [Kinds]bool
+	waits   []Kind        // what must have been listed, besides the common kinds
+	began   bool          // it was: guarded by catalog.mu
 	ready   chan struct{} // holds a token while there is a change to deliver
 	closed  chan struct{}
 	once    sync.Once
@@ -86,7 +88,8 @@ type Subscription struct {
 }
 
 // Subscribe follows some kinds; none: all. The first Next returns everything there
-// is. Close it when done.
+// is, once these kinds are Listed: a reader must not use the tables of others before.
+// Close it when done.
 func (c *Catalog) Subscribe(kinds ...Kind) *Subscription {
 	s := &Subscription{
 		catalog: c,
@@ -97,14 +100,18 @@ func (c *Catalog) Subscribe(kinds ...Kind) *Subscription {
 	for kind := range s.kinds {
 		s.kinds[kind] = len(kinds) == 0
 		s.compare[kind] = true
+		if s.kinds[kind] {
+			s.waits = append(s.waits, Kind(kind))
+		}
 	}
+	s.waits = append(s.waits, kinds...)
 	for _, kind := range kinds {
 		s.kinds[kind] = true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.subs[s] = struct{}{}
-	if c.Synced() {
+	if s.began = c.listed(s.waits); s.began {
 		s.notify(c.current.Load(), [Kinds]map[Key]struct{}{}, true)
 	}
 	return s
@@ -121,7 +128,7 @@ func (s *Subscription) Close() {
 }
 
 // Next blocks until something changed since the last call and returns the sum of
-// it. The first call blocks until the catalog is synced and returns everything.
+// it. The first call blocks until the kinds are listed and returns everything.
 // Errors: ErrClosed, or why ctx ended; nothing is lost by calling again. For one
 // goroutine at a time.
 func (s *Subscription) Next(ctx context.Context) (Delta, error) {

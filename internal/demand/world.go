@@ -34,7 +34,7 @@ func FromCatalog(c *catalog.Catalog) World { return world{c} }
 
 type world struct{ catalog *catalog.Catalog }
 
-func (w world) Synced() bool { return w.catalog.Synced() }
+func (w world) Synced() bool { return w.catalog.Listed() }
 
 func (w world) Zone(node string) (locality.Zone, bool) {
 	n, ok := w.catalog.Snapshot().Nodes.Get(catalog.Key{Name: node})

@@ -480,7 +480,7 @@ func edited(have *meshv1alpha1.Dataplane, change func(*Instance) error) (next *m
 // Run ends the instances whose sessions have ended, and those that an owner left that does not
 // come back, until ctx ends. It must be called once.
 func (r *Registrar) Run(ctx context.Context) error {
-	if err := r.config.Catalog.WaitSynced(ctx); err != nil {
+	if err := r.config.Catalog.WaitListed(ctx); err != nil {
 		return nil //nolint:nilerr // ctx has ended
 	}
 	var workers sync.WaitGroup

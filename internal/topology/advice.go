@@ -46,6 +46,12 @@ type advice struct {
 
 // Advise implements endpointslice.Advisor.
 func (c *Controller) Advise(service *corev1.Service) (endpointslice.HintFunc, func(context.Context)) {
+	if !c.config.Catalog.Listed(basis...) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.kept[resource.KeyOf(service)] = struct{}{} // its mode cannot be told; the first delta queues it
+		return keepHints, nil
+	}
 	snapshot := c.config.Catalog.Snapshot()
 	mode, key := c.modeOf(snapshot, service), resource.KeyOf(service)
 	if mode.Kind == Distribution {

@@ -92,7 +92,13 @@ type Controller struct {
 	hints   map[resource.Key]*hinting
 	// changed are Services whose heuristic is another than when it was evaluated.
 	changed map[resource.Key]struct{}
+	// kept are Services whose hints stay as they are until the tables are filled.
+	kept map[resource.Key]struct{}
 }
+
+// basis are the tables, besides those that all readers wait for, that say what the mode and the
+// hints of a Service are.
+var basis = []catalog.Kind{catalog.ZoneCosts, catalog.Heuristics, catalog.Plans, catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses}
 
 var _ endpointslice.Advisor = (*Controller)(nil)
 
@@ -100,7 +106,7 @@ var _ endpointslice.Advisor = (*Controller)(nil)
 func New(config Config) *Controller {
 	c := &Controller{
 		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand, model: newModel(config.Site),
-		entries: map[resource.Key]*entry{}, hints: map[resource.Key]*hinting{}, changed: map[resource.Key]struct{}{},
+		entries: map[resource.Key]*entry{}, hints: map[resource.Key]*hinting{}, changed: map[resource.Key]struct{}{}, kept: map[resource.Key]struct{}{},
 	}
 	c.scratch.New = func() any { return &scratch{} }
 	if c.clock == nil {
@@ -126,9 +132,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() {
 		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
-			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans,
-			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.Namespaces,
-			catalog.Dataplanes)
+			append([]catalog.Kind{catalog.Services, catalog.Slices, catalog.Nodes, catalog.Meshes, catalog.Namespaces, catalog.Dataplanes},
+				basis...)...)
 	})
 	if !c.config.PlansAlone {
 		c.runStatuses(ctx, &running)
@@ -151,7 +156,8 @@ func (c *Controller) Run(ctx context.Context) error {
 // runStatuses writes conditions of Services, and the statuses of policies, in the background.
 func (c *Controller) runStatuses(ctx context.Context, running *sync.WaitGroup) {
 	running.Go(func() {
-		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
+		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, // it returns nil
+			catalog.Services, catalog.Plans, catalog.ZoneCosts, catalog.Heuristics)
 	})
 	running.Go(func() {
 		_ = c.policies.Run(ctx, c.config.Catalog, c.dispatchPolicies, // it returns nil
@@ -180,6 +186,13 @@ func (c *Controller) step(basis bool) {
 
 // dispatch queues the Services whose plan may be another after a delta.
 func (c *Controller) dispatch(d catalog.Delta) {
+	c.mu.Lock()
+	kept := c.kept
+	c.kept = map[resource.Key]struct{}{}
+	c.mu.Unlock()
+	for key := range kept {
+		defer c.advised.Publish(key) // the model is that of the delta then
+	}
 	was := c.modes(d.After).several
 	plans, ratios := c.model.apply(&d)
 	if plans {

@@ -118,18 +118,19 @@ func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(cat
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: l.Clock})
 	l.running.Store(true)
 	// Subscribed before the workers start: whatever they see, a change after it
-	// comes as a delta.
+	// comes as a delta. They start when the tables of these kinds are filled: before,
+	// what is not there yet would look as if it were gone.
 	sub := from.Subscribe(kinds...)
 	defer sub.Close()
 
 	var workers sync.WaitGroup
-	for range l.Workers {
-		workers.Go(func() { l.work(ctx) })
-	}
-	for {
+	for started := false; ; started = true {
 		delta, err := sub.Next(ctx)
 		if err != nil {
 			break
+		}
+		for i := 0; i < l.Workers && !started; i++ {
+			workers.Go(func() { l.work(ctx) })
 		}
 		l.wake()
 		dispatch(delta)

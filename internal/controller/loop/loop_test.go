@@ -27,7 +27,7 @@ func service(name string) *corev1.Service {
 }
 
 // run has a loop sync the Services of a client, and returns when each sync was.
-func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Key) error, gaveUp func()) (at func() []time.Duration) {
+func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Key) error, gaveUp func(), running ...func(*Loop)) (at func() []time.Duration) {
 	started := time.Now()
 	var syncs []time.Duration
 	var loop *Loop
@@ -55,6 +55,9 @@ func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Ke
 	}()
 	t.Cleanup(func() { cancel(); <-done; <-done })
 	synctest.Wait()
+	for _, f := range running {
+		f(loop)
+	}
 	return func() []time.Duration { synctest.Wait(); return syncs }
 }
 
@@ -158,4 +161,31 @@ func TestExpectations(t *testing.T) {
 	if !Echo(l, key, gone) || Echo(l, key, gone) {
 		t.Error("an own deletion is recognised once")
 	}
+}
+
+// TestNoSyncBeforeTheTables: a key that another controller queues is not synced while the tables
+// lack a kind that cannot be listed, as its objects would look as if they were gone.
+func TestNoSyncBeforeTheTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New()
+		client.Seed(service(key.Name))
+		var down atomic.Bool
+		down.Store(true)
+		client.Intercept(func(call resourcetest.Call) error {
+			if down.Load() && call.Kind.Kind == "Service" {
+				return errors.New("an object cannot be read")
+			}
+			return nil
+		})
+		var of *Loop
+		at := run(t, client, func(l *Loop, _ resource.Key) error { of = l; return nil }, nil, func(l *Loop) { l.Add(key) })
+		if syncs := at(); len(syncs) > 0 {
+			t.Fatalf("synced at %v, before there were Services", syncs)
+		}
+		down.Store(false)
+		time.Sleep(time.Minute)
+		if syncs := at(); len(syncs) != 1 || of == nil {
+			t.Errorf("synced at %v, want once", syncs)
+		}
+	})
 }

@@ -97,7 +97,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	})
 	running.Go(func() {
-		if err := c.offers.Run(following, c.Catalog, c.dispatchOffers, catalog.ServiceExports, catalog.Namespaces); err != nil {
+		if err := c.offers.Run(following, c.Catalog, c.dispatchOffers, catalog.ServiceExports, catalog.Namespaces, catalog.RegistryConfigs); err != nil {
 			c.Logger.Error("follow what other zones offer", "error", err)
 		}
 	})

@@ -75,6 +75,9 @@ func (c *Controller) collect(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
+		if !c.Catalog.Listed(catalog.ServiceExports, catalog.RegistryConfigs) {
+			continue // what names an entry may not be known yet
+		}
 		for _, key := range g.sweep(c.Catalog.Snapshot(), c.Clock.Now()) {
 			if err := c.configs.Delete(ctx, registry.User{Admin: true}, key); err != nil && !errors.Is(err, registry.ErrNotFound) && ctx.Err() == nil {
 				c.Logger.Warn("delete metadata that no instance names", "entry", key.String(), "error", err)
