@@ -185,16 +185,16 @@ func (z *Zone) HasNamespace(namespace, mesh string) bool {
 // Reverse are the names of an address, as labels before the cluster domain:
 // "web.default.svc", or "web-0.web.default.svc" for an endpoint. An address of a Service is no
 // endpoint's. Sorted. Those that workloads of a mesh do not see are left out; known reports whether there are any
-// at all. The endpoints of Services with virtual IPs are searched, as they have no index.
+// at all.
 func (z *Zone) Reverse(a netip.Addr, mesh string) (names []string, known bool) {
-	z.mu.RLock()
+	z.rlockIndexed()
 	defer z.mu.RUnlock()
 	all := z.reverse[a]
 	if !a.IsLoopback() && !slices.ContainsFunc(all, func(p pointer) bool { return p.hostname == "" }) {
 		all = slices.Clip(all)
-		for _, s := range z.endpoints {
+		for _, s := range z.endpointsAt[a] {
 			p := pointer{service: s.Service, hostname: GeneratedHostname(a)}
-			if z.services[s.Service] != nil && hasReady(s, a) && !slices.Contains(all, p) {
+			if z.services[s.Service] != nil && !slices.Contains(all, p) {
 				all = append(all, p)
 			}
 		}
@@ -214,8 +214,56 @@ func (z *Zone) Reverse(a netip.Addr, mesh string) (names []string, known bool) {
 	return out, len(all) > 0
 }
 
-func hasReady(s *proxy.Slice, a netip.Addr) bool {
-	return slices.ContainsFunc(s.Endpoints, func(e proxy.SliceEndpoint) bool { return e.Ready && e.Addr.Unmap() == a })
+// rlockIndexed locks the zone for reading, with the index of endpoints. It is made for the first
+// who needs it, as most agents are never asked for names of endpoints.
+func (z *Zone) rlockIndexed() {
+	for {
+		z.mu.RLock()
+		if z.endpointsAt != nil {
+			return
+		}
+		z.mu.RUnlock()
+		z.mu.Lock()
+		if z.endpointsAt == nil {
+			z.endpointsAt = make(map[netip.Addr][]*proxy.Slice)
+			for _, s := range z.endpoints {
+				z.index(s)
+			}
+		}
+		z.mu.Unlock()
+	}
+}
+
+// setEndpoints keeps a slice of a Service with virtual IPs; nil: it is gone.
+func (z *Zone) setEndpoints(name proxy.SliceName, s *proxy.Slice) {
+	if old := z.endpoints[name]; old != nil && z.endpointsAt != nil {
+		for a := range readyAddresses(old) {
+			rest := slices.DeleteFunc(z.endpointsAt[a], func(one *proxy.Slice) bool { return one == old })
+			if z.endpointsAt[a] = rest; len(rest) == 0 {
+				delete(z.endpointsAt, a)
+			}
+		}
+	}
+	set(z.endpoints, name, s)
+	if s != nil && z.endpointsAt != nil {
+		z.index(s)
+	}
+}
+
+func (z *Zone) index(s *proxy.Slice) {
+	for a := range readyAddresses(s) {
+		z.endpointsAt[a] = append(z.endpointsAt[a], s)
+	}
+}
+
+func readyAddresses(s *proxy.Slice) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, e := range s.Endpoints {
+			if e.Ready && !yield(e.Addr.Unmap()) {
+				return
+			}
+		}
+	}
 }
 
 // Endpoint of a Service with virtual IPs, by the hostname that its address makes; nil: it has
@@ -228,13 +276,13 @@ func (z *Zone) Endpoint(service proxy.ServiceName, hostname string) *Host {
 	if err != nil || GeneratedHostname(a) != hostname {
 		return nil
 	}
-	z.mu.RLock()
+	z.rlockIndexed()
 	defer z.mu.RUnlock()
 	if z.services[service] == nil {
 		return nil
 	}
-	for _, s := range z.endpoints {
-		if s.Service == service && hasReady(s, a) {
+	for _, s := range z.endpointsAt[a] {
+		if s.Service == service {
 			h := &Host{}
 			h.add(a)
 			return h

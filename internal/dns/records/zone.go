@@ -77,15 +77,17 @@ type Zone struct {
 	generation atomic.Uint64
 	ready      atomic.Bool
 
-	mu         sync.RWMutex
-	services   map[proxy.ServiceName]*proxy.Service
-	names      map[proxy.ServiceName]*Name
-	slices     map[proxy.SliceName]*Slice
-	endpoints  map[proxy.SliceName]*proxy.Slice
-	slicesOf   map[proxy.ServiceName]map[proxy.SliceName]*Slice
-	entries    map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
-	namespaces map[string]map[scopeKey]int  // Services in each, by their scope
-	reverse    map[netip.Addr][]pointer     // mostly one
+	mu        sync.RWMutex
+	services  map[proxy.ServiceName]*proxy.Service
+	names     map[proxy.ServiceName]*Name
+	slices    map[proxy.SliceName]*Slice
+	endpoints map[proxy.SliceName]*proxy.Slice
+	// endpointsAt are the endpoints by ready address; nil: nobody has needed it yet.
+	endpointsAt map[netip.Addr][]*proxy.Slice
+	slicesOf    map[proxy.ServiceName]map[proxy.SliceName]*Slice
+	entries     map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
+	namespaces  map[string]map[scopeKey]int  // Services in each, by their scope
+	reverse     map[netip.Addr][]pointer     // mostly one
 	// virtual are the names below "mesh", virtualAt those with an address.
 	virtual   map[proxy.ServiceName]*proxy.VirtualIP
 	virtualAt map[netip.Addr]proxy.ServiceName
@@ -147,7 +149,7 @@ func (z *Zone) Apply(u Update) {
 		z.setSlice(name, s, touched)
 	}
 	for name, s := range u.Endpoints {
-		set(z.endpoints, name, s)
+		z.setEndpoints(name, s)
 	}
 	for name, was := range touched {
 		z.rebuild(name, was)
@@ -199,6 +201,7 @@ func (z *Zone) clear(touched map[proxy.ServiceName]known) {
 	clear(z.slices)
 	clear(z.slicesOf)
 	clear(z.endpoints)
+	z.endpointsAt = nil // it is made again when it is needed
 }
 
 func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.ServiceName]known) {

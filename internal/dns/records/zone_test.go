@@ -114,12 +114,12 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 	addrs := []string{"10.1.0.1", "10.1.0.2", "fd00::1"}
 	rapid.Check(t, func(t *rapid.T) {
 		z := New()
-		end := Update{Reset: true, Services: map[proxy.ServiceName]*proxy.Service{}, Names: map[proxy.ServiceName]*Name{}, Slices: map[proxy.SliceName]*Slice{}}
+		end := Update{Reset: true, Services: map[proxy.ServiceName]*proxy.Service{}, Names: map[proxy.ServiceName]*Name{}, Slices: map[proxy.SliceName]*Slice{}, Endpoints: map[proxy.SliceName]*proxy.Slice{}}
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
-			u := Update{Services: map[proxy.ServiceName]*proxy.Service{}, Names: map[proxy.ServiceName]*Name{}, Slices: map[proxy.SliceName]*Slice{}}
+			u := Update{Services: map[proxy.ServiceName]*proxy.Service{}, Names: map[proxy.ServiceName]*Name{}, Slices: map[proxy.SliceName]*Slice{}, Endpoints: map[proxy.SliceName]*proxy.Slice{}}
 			name := serviceName(rapid.SampledFrom(names).Draw(t, "name"))
 			ip := addr(rapid.SampledFrom(addrs).Draw(t, "address"))
-			switch rapid.IntRange(0, 6).Draw(t, "what") {
+			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
 				u.Services[name] = &proxy.Service{Name: name, ClusterIPs: []netip.Addr{ip}}
 			case 1:
@@ -134,11 +134,26 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				u.Slices[sliceName(rapid.SampledFrom(names).Draw(t, "slice"))] = &Slice{Service: name, Targets: []Target{{Addr: ip}, {Addr: addr("10.1.0.9"), Hostname: "h"}}}
 			case 6:
 				u.Slices[sliceName(rapid.SampledFrom(names).Draw(t, "slice"))] = nil
+			case 7:
+				u.Endpoints[sliceName(rapid.SampledFrom(names).Draw(t, "slice"))] = &proxy.Slice{Service: name, Endpoints: []proxy.SliceEndpoint{
+					{Addr: addr("10.2.0.1"), Ready: rapid.Bool().Draw(t, "ready")}, {Addr: addr("10.2.0.2"), Ready: true}, {Addr: ip, Ready: true},
+				}}
+			case 8:
+				u.Endpoints[sliceName(rapid.SampledFrom(names).Draw(t, "slice"))] = nil
+			case 9:
+				u.Reset, end = true, Update{
+					Reset: true, Services: map[proxy.ServiceName]*proxy.Service{}, Names: map[proxy.ServiceName]*Name{},
+					Slices: map[proxy.SliceName]*Slice{}, Endpoints: map[proxy.SliceName]*proxy.Slice{},
+				}
+			}
+			if rapid.Bool().Draw(t, "asked") {
+				z.Reverse(addr("10.2.0.1"), "") // makes the index
 			}
 			z.Apply(u)
 			merge(end.Services, u.Services)
 			merge(end.Names, u.Names)
 			merge(end.Slices, u.Slices)
+			merge(end.Endpoints, u.Endpoints)
 		}
 		fresh := New()
 		fresh.Apply(end)
@@ -148,10 +163,16 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				t.Fatalf("%s: %s", n, diff)
 			}
 		}
-		for _, a := range append(addrs, "10.1.0.9") {
+		for _, a := range append(addrs, "10.1.0.9", "10.2.0.1", "10.2.0.2") {
 			got, known := z.Reverse(addr(a), "")
 			if want, wantKnown := fresh.Reverse(addr(a), ""); !slices.Equal(got, want) || known != wantKnown {
 				t.Fatalf("names of %s: %v (%v), want %v (%v)", a, got, known, want, wantKnown)
+			}
+			for _, n := range names {
+				host := GeneratedHostname(addr(a))
+				if diff := cmp.Diff(fresh.Endpoint(serviceName(n), host), z.Endpoint(serviceName(n), host), asText); diff != "" {
+					t.Fatalf("%s of %s: %s", host, n, diff)
+				}
 			}
 		}
 		if z.HasNamespace("default", "") != fresh.HasNamespace("default", "") {
@@ -163,6 +184,47 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			t.Fatalf("after a reset: %d entries, %d reverse names", len(z.entries), len(z.reverse))
 		}
 	})
+}
+
+// TestEndpointIndex: the index of endpoints follows slices that change, go, and come again.
+func TestEndpointIndex(t *testing.T) {
+	z, name := New(), serviceName("web")
+	slice := func(ready bool, addrs ...string) map[proxy.SliceName]*proxy.Slice {
+		s := &proxy.Slice{Service: name}
+		for _, a := range addrs {
+			s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{Addr: addr(a), Ready: ready})
+		}
+		return map[proxy.SliceName]*proxy.Slice{sliceName("web-1"): s}
+	}
+	expect := func(when string, a string, want ...string) {
+		t.Helper()
+		if got, known := z.Reverse(addr(a), ""); !slices.Equal(got, want) || known != (len(want) > 0) {
+			t.Errorf("%s: names of %s: %v (%v), want %v", when, a, got, known, want)
+		}
+		if h := z.Endpoint(name, GeneratedHostname(addr(a))); (h != nil) != (len(want) > 0) {
+			t.Errorf("%s: the name of %s: %v", when, a, h)
+		}
+	}
+	const a, b, nameA, nameB = "10.2.0.1", "10.2.0.2", "10-2-0-1.web.default.svc", "10-2-0-2.web.default.svc"
+	z.Apply(Update{Reset: true, Services: map[proxy.ServiceName]*proxy.Service{name: {Name: name}}, Endpoints: slice(true, a)})
+	expect("at first", a, nameA)
+	z.Apply(Update{Endpoints: slice(true, a, b, b)})
+	expect("one more", a, nameA)
+	expect("one more", b, nameB)
+	z.Apply(Update{Endpoints: slice(true, b)})
+	expect("one less", a)
+	expect("one less", b, nameB)
+	z.Apply(Update{Endpoints: slice(false, b)})
+	expect("not ready", b)
+	z.Apply(Update{Endpoints: slice(true, a)})
+	z.Apply(Update{Endpoints: map[proxy.SliceName]*proxy.Slice{sliceName("web-1"): nil}})
+	expect("gone", a)
+	if len(z.endpointsAt) > 0 {
+		t.Errorf("left in the index: %v", z.endpointsAt)
+	}
+	z.Apply(Update{Reset: true, Services: map[proxy.ServiceName]*proxy.Service{name: {Name: name}}, Endpoints: slice(true, b)})
+	expect("after a reset", a)
+	expect("after a reset", b, nameB)
 }
 
 func merge[K comparable, V any](to, from map[K]*V) {
