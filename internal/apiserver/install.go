@@ -192,6 +192,9 @@ func (s *Server) specializeServices(options *kvstorage.RESTOptions) error {
 		ipAddresses: stored,
 		prepareIP:   address.prepare,
 	}
+	if _, ok := s.cfg.Quota[NodePortQuota]; ok {
+		service.registry.turns = &turns{}
+	}
 	s.services.begin()
 	service.front, service.rest = s.services, s.services
 	return nil

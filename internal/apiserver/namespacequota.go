@@ -3,10 +3,13 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,7 +28,7 @@ const NodePortQuota = "services.nodeports"
 // Quota is how many objects of a kind a namespace may have, each namespace alike. The keys
 // are names of Kubernetes' ResourceQuota: count/RESOURCE[.GROUP] of a namespaced kind,
 // RESOURCE alone for kinds of the core group, and NodePortQuota. As there, what is there already
-// stays. Creations that commit at the same time may exceed it by as many.
+// stays. Creations at the same moment do not exceed it, also at several instances on one store.
 type Quota map[string]int64
 
 // ParseQuota reads NAME=LIMIT. Its errors name the entry, and the names there are.
@@ -82,37 +85,105 @@ func (s *Server) quotaOf(k *served, options *kvstorage.RESTOptions) (*objectQuot
 	return &objectQuota{name: quotaName(of), limit: limit, of: of, store: s.cfg.Store, stored: stored}, err
 }
 
-// admit a creation. It counts keys of the store, which knows those of all instances.
-func (q *objectQuota) admit(ctx context.Context, name string) error {
+const (
+	// quotaPrefix holds a key for each quota of a namespace, which every write writes that takes
+	// some of it, on condition that nobody has written it since the write has counted. The
+	// value names the object, for people who read a backup.
+	quotaPrefix = "/proxima/quotas/"
+	// quotaTTL is how long the key stays after the last such write: far longer than one takes.
+	quotaTTL = time.Hour
+)
+
+// usage is what a write has counted of a quota of a namespace.
+type usage struct {
+	key    string
+	at     store.Revision // of the key, before it counted
+	object string
+}
+
+// begin a count.
+func (u *usage) begin(ctx context.Context, s store.Store, quota, namespace, name string) error {
+	u.key, u.object = quotaPrefix+quota+"/"+namespace, namespace+"/"+name
+	rec, ok, _, err := s.Get(ctx, u.key, 0)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read %s: %w", u.key, err))
+	}
+	if ok {
+		u.at = rec.Modified
+	}
+	return nil
+}
+
+// take adds to the companions of the write that the count is right when it is committed, and
+// that it is not for others.
+func (u *usage) take(set *kvstorage.Companions) {
+	if u != nil {
+		set.PutFor(u.key, []byte(u.object), quotaTTL, kvstorage.IfAt(u.at))
+	}
+}
+
+// turns order the writes of one instance that take of the quotas of a namespace: one that has been
+// overtaken by others is alone in its next attempts. Overtaken by other instances it tries again.
+type turns [64]sync.RWMutex
+
+// begin an attempt in the namespace of ctx, the first or a later one. It blocks until others that
+// must be alone have ended; done must be called. t may be nil.
+func (t *turns) begin(ctx context.Context, again bool) (done func()) {
+	namespace := request.NamespaceValue(ctx)
+	if t == nil || namespace == "" {
+		return func() {}
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(namespace)) // it never fails (hash.Hash)
+	m := &t[h.Sum32()%uint32(len(t))]
+	if again {
+		m.Lock()
+		return m.Unlock
+	}
+	m.RLock()
+	return m.RUnlock
+}
+
+// admit a creation. It counts keys of the store, which knows those of all instances. The result
+// goes with the creation; nil: there is no quota.
+func (q *objectQuota) admit(ctx context.Context, name string) (*usage, error) {
 	namespace := request.NamespaceValue(ctx)
 	if q == nil || namespace == "" {
-		return nil
+		return nil, nil
 	}
 	const anyName = "x"
 	key, err := q.stored.KeyFor(namespace, anyName)
 	if err != nil {
-		return nil // validation names the mistake
+		return nil, nil //nolint:nilerr // validation names the mistake
+	}
+	u := &usage{}
+	if err := u.begin(ctx, q.store, q.name, namespace, name); err != nil {
+		return nil, err
 	}
 	used, err := q.store.Count(ctx, strings.TrimSuffix(key, anyName))
 	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("count %s in namespace %s: %w", q.of, namespace, err))
+		return nil, apierrors.NewInternalError(fmt.Errorf("count %s in namespace %s: %w", q.of, namespace, err))
 	}
 	if used < q.limit {
-		return nil
+		return u, nil
 	}
-	return quotaExceeded(q.of, name, namespace, q.name, 1, used, q.limit)
+	return nil, quotaExceeded(q.of, name, namespace, q.name, 1, used, q.limit)
 }
 
-// admitPorts of a write of a Service.
-func (s *services) admitPorts(ctx context.Context, svc *corev1.Service, plan ipam.Plan, taken int) error {
+// admitPorts of a write of a Service, as admit does.
+func (s *services) admitPorts(ctx context.Context, svc *corev1.Service, plan ipam.Plan, taken int) (*usage, error) {
 	limit, ok := s.quota[NodePortQuota]
 	more := int64(taken - len(plan.ReleasePorts))
 	if !ok || more <= 0 {
-		return nil
+		return nil, nil
+	}
+	u := &usage{}
+	if err := u.begin(ctx, s.store, NodePortQuota, svc.Namespace, svc.Name); err != nil {
+		return nil, err
 	}
 	page, err := s.store.List(ctx, store.ListOptions{Prefix: nodePortPrefix})
 	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("list claims of node ports: %w", err))
+		return nil, apierrors.NewInternalError(fmt.Errorf("list claims of node ports: %w", err))
 	}
 	var used int64
 	for _, rec := range page.Records {
@@ -121,9 +192,9 @@ func (s *services) admitPorts(ctx context.Context, svc *corev1.Service, plan ipa
 		}
 	}
 	if used+more <= limit {
-		return nil
+		return u, nil
 	}
-	return quotaExceeded(corev1.Resource("services"), svc.Name, svc.Namespace, NodePortQuota, more, used, limit)
+	return nil, quotaExceeded(corev1.Resource("services"), svc.Name, svc.Namespace, NodePortQuota, more, used, limit)
 }
 
 // quotaExceeded has the text of Kubernetes' quota admission, and the flag.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 )
 
@@ -99,6 +103,82 @@ func TestNamespaceQuota(t *testing.T) {
 	} {
 		if _, err := apiserver.ParseQuota([]string{entry}, kind.All()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", entry, err, want)
+		}
+	}
+}
+
+// TestNamespaceQuotaAtOnce: creations at the same moment do not exceed a quota, also at two instances
+// on one store, and use all of it.
+func TestNamespaceQuotaAtOnce(t *testing.T) {
+	const limit, creations = 10, 60
+	quota, err := apiserver.ParseQuota([]string{"count/configmaps=10", "services.nodeports=10"}, kind.All())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := memory.New(memory.Options{})
+	defer s.Close()
+	held := &late{Store: s}
+	var servers []*server
+	for _, of := range []store.Store{held, s} {
+		srv, err := start(of, func(c *apiserver.Config) { c.Quota = quota })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := srv.stop(); err != nil {
+				t.Error(err)
+			}
+		}()
+		servers = append(servers, srv)
+	}
+	// The second instance creates between a count of the first and its commit.
+	held.holdUp("/registry/configmaps/default/at-once-0", func() {
+		for i := range limit {
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("between-", i)}}
+			if _, err := servers[1].Client("system:test").Create(t.Context(), kind.ConfigMap, cm); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	first := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "at-once-0"}}
+	if _, err := servers[0].Client("system:test").Create(t.Context(), kind.ConfigMap, first); !apierrors.IsForbidden(err) {
+		t.Errorf("one that was overtaken: %v", err)
+	}
+	for i := range limit {
+		key := resource.Key{Namespace: "default", Name: fmt.Sprint("between-", i)}
+		if err := servers[1].Client("system:test").Delete(t.Context(), kind.ConfigMap, key, resource.Preconditions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, create := range map[string]func(client *apiserver.Client, name string) error{
+		"configmaps": func(client *apiserver.Client, name string) error {
+			_, err := client.Create(t.Context(), kind.ConfigMap, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
+			return err
+		},
+		"node ports": func(client *apiserver.Client, name string) error {
+			_, err := client.Create(t.Context(), kind.Service, &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+				Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}},
+			})
+			return err
+		},
+	} {
+		var created atomic.Int64
+		var running sync.WaitGroup
+		for i := range creations {
+			client := servers[i%len(servers)].Client("system:test")
+			running.Go(func() {
+				switch err := create(client, fmt.Sprint("at-once-", i)); {
+				case err == nil:
+					created.Add(1)
+				case !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota"):
+					t.Errorf("%s: %v", what, err)
+				}
+			})
+		}
+		running.Wait()
+		if n := created.Load(); n != limit {
+			t.Errorf("%d %s were created at once, the quota is %d", n, what, limit)
 		}
 	}
 }

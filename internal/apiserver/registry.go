@@ -28,6 +28,8 @@ type registry struct {
 	// guarded: a write may depend on another object, such as its namespace, and
 	// carries the guard that it is as it was found.
 	guarded bool
+	// turns of writes in namespaces with a quota; nil: there is none.
+	turns *turns
 }
 
 // maxGuardAttempts is how often a write is tried whose guards fail. Each failure
@@ -46,17 +48,21 @@ type front interface {
 
 // within makes every creation, also one by an update or apply, check whether its
 // namespace accepts new objects, and has fewer than its quota, which may be nil. The result is guarded: if any instance that shares
-// the store changes the namespace before the object is stored, the object is not
-// stored.
+// the store changes the namespace or what the quota counts before the object is stored, the
+// object is not stored.
 func (r *registry) within(namespaces *namespaces, quota *objectQuota) {
 	r.guarded = true
+	if quota != nil && r.turns == nil {
+		r.turns = &turns{}
+	}
 	next := r.BeginCreate
 	r.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 		guard, err := namespaces.admit(ctx, r.kind, obj.(resource.Object))
 		if err != nil {
 			return nil, err
 		}
-		if err := quota.admit(ctx, obj.(resource.Object).GetName()); err != nil {
+		used, err := quota.admit(ctx, obj.(resource.Object).GetName())
+		if err != nil {
 			return nil, err
 		}
 		finish := genericregistry.FinishFunc(func(context.Context, bool) {})
@@ -70,6 +76,9 @@ func (r *registry) within(namespaces *namespaces, quota *objectQuota) {
 		}
 		if set != nil && guard.key != "" {
 			set.Guard(guard.key, kvstorage.IfAt(guard.at))
+		}
+		if set != nil {
+			used.take(set)
 		}
 		return finish, nil
 	}
@@ -123,7 +132,9 @@ func (r *registry) attempts(ctx context.Context, write func(context.Context) err
 		if i == 0 {
 			attempt = context.WithValue(attempt, firstAttempt{}, true)
 		}
+		done := r.turns.begin(ctx, i > 0)
 		err = write(attempt)
+		done()
 		var conflict *kvstorage.CompanionConflictError
 		if !errors.As(err, &conflict) {
 			return err

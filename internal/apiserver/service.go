@@ -134,9 +134,11 @@ func (s *services) attempts(ctx context.Context, write func(context.Context) err
 	c := &claim{}
 	ctx = context.WithValue(ctx, claimKey{}, c)
 	var err error
-	for range maxClaimAttempts {
+	for i := range maxClaimAttempts {
 		attempt, _ := kvstorage.WithCompanions(ctx, kinds...)
+		done := s.turns.begin(ctx, i > 0)
 		err = write(attempt)
+		done()
 		var conflict *kvstorage.CompanionConflictError
 		if !errors.As(err, &conflict) {
 			return err
@@ -189,9 +191,11 @@ func (s *services) allot(ctx context.Context, old, svc *corev1.Service) error {
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
-	if err := s.admitPorts(ctx, svc, plan, len(choice.Ports())); err != nil {
+	used, err := s.admitPorts(ctx, svc, plan, len(choice.Ports()))
+	if err != nil {
 		return err
 	}
+	used.take(set)
 	choice.Apply(svc)
 	for _, addr := range choice.Addresses() {
 		ip := ipam.IPAddressFor(addr, svc)

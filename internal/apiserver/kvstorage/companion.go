@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -98,6 +99,11 @@ func CompanionsFrom(ctx context.Context) *Companions {
 // same key replaces the first. The object's own key is refused at commit.
 func (c *Companions) Put(key string, value []byte, condition Condition) {
 	c.add(companion{op: store.Op{Kind: store.Put, Key: key, Value: value}, condition: condition})
+}
+
+// PutFor adds a write of a value, as Put does, that expires after ttl.
+func (c *Companions) PutFor(key string, value []byte, ttl time.Duration, condition Condition) {
+	c.add(companion{op: store.Op{Kind: store.Put, Key: key, Value: value, TTL: ttl}, condition: condition})
 }
 
 // PutObject adds a write of an object of another resource; see [Resource.Encode]
