@@ -86,6 +86,7 @@ var layers = map[string]layer{
 	"internal/store/group":           base,
 	"internal/store/metered":         base,
 	"internal/store/outage":          base,
+	"internal/store/position":        base,
 	"internal/store/storetest":       base,
 	"internal/store/watch":           base,
 	"internal/version":               base,

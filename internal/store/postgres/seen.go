@@ -4,42 +4,20 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 )
 
-// sighting is the newest point of a history that an instance has seen. It is kept in a file of
-// the instance: a database that is restored sets back everything in it, the epoch included.
-type sighting struct {
-	Epoch    string         `json:"epoch"`
-	Revision store.Revision `json:"revision"`
-}
-
-// sightingInterval is how often the file is written: what is missing from it after a crash is
-// too little for a restore to hide in.
+// sightingInterval is how often the newest revision that this instance has seen is written to a file
+// of its own: what is missing from it after a crash is too little for a restore to hide in. A
+// database that is restored sets back everything in it, the epoch included.
 const sightingInterval = 5 * time.Second
-
-// readSighting returns the zero value if there is no file.
-func readSighting(path string) (s sighting, err error) {
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return sighting{}, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &s)
-	}
-	return s, err
-}
 
 // resume compares the database with what this instance has seen. If it is behind, revisions
 // that were given out are above all that it has: it gets another epoch, goes on above them, and
@@ -49,9 +27,9 @@ func (s *Store) resume(ctx context.Context, conn *pgx.Conn, now bookkeeping) (bo
 	if s.seenFile == "" {
 		return now, nil
 	}
-	was, err := readSighting(s.seenFile)
+	was, err := position.Read(s.seenFile)
 	if err != nil {
-		s.logger.Warn("how far the state was is not known; whether it lost transactions cannot be told", "file", s.seenFile, "error", err)
+		s.logger.Warn("how far the state was is not known; whether it lost transactions cannot be told", "error", err)
 		return now, nil
 	}
 	if was.Epoch != now.epoch || was.Revision <= now.revision {
@@ -89,13 +67,13 @@ func (s *Store) resume(ctx context.Context, conn *pgx.Conn, now bookkeeping) (bo
 
 // keepSighting writes the newest revision to its file until ctx ends, and once more then.
 func (s *Store) keepSighting(ctx context.Context) {
-	var kept sighting
+	var kept position.Position
 	failed := false
 	for {
-		now := sighting{Epoch: s.epoch, Revision: s.hub.Revision()}
+		now := position.Position{Epoch: s.epoch, Revision: s.hub.Revision()}
 		var err error
 		if now != kept {
-			err = s.writeSighting(now)
+			err = now.Write(s.seenFile)
 		}
 		switch {
 		case err == nil:
@@ -109,12 +87,4 @@ func (s *Store) keepSighting(ctx context.Context) {
 		}
 		backoff.Sleep(ctx, sightingInterval)
 	}
-}
-
-func (s *Store) writeSighting(now sighting) error {
-	data, err := json.Marshal(now)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(s.seenFile, append(data, '\n'), 0o600)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 )
 
 // undamaged is the values of all keys, as one list and as many reads say; nil: there was an error,
@@ -269,7 +270,7 @@ func TestPositionIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for was, err := readPosition(path); was.Revision != last; was, err = readPosition(path) {
+	for was, err := position.Read(positionPath(path)); was.Revision != last; was, err = position.Read(positionPath(path)) {
 		if err != nil {
 			t.Fatal(err)
 		}

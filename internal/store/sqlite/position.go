@@ -4,57 +4,24 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 )
-
-// position is how far a state was, in a file beside it. A state that is behind it lost acknowledged
-// transactions: its log was deleted, or an older file was put in its place.
-type position struct {
-	Epoch    string         `json:"epoch"`
-	Revision store.Revision `json:"revision"`
-}
 
 // positionPeriod bounds how far the file is behind: a loss that is younger is not noticed.
 const positionPeriod = time.Second
 
+// positionPath is the file that says how far a state was. A state that is behind it lost acknowledged
+// transactions: its log was deleted, or an older file was put in its place.
 func positionPath(path string) string { return path + ".position" }
-
-// readPosition of the state at path; zero: none is known.
-func readPosition(path string) (p position, err error) {
-	data, err := os.ReadFile(positionPath(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return position{}, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &p)
-	}
-	if err != nil {
-		return position{}, fmt.Errorf("file %q: %w", positionPath(path), err)
-	}
-	return p, nil
-}
-
-func (p position) write(path string) error {
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(positionPath(path), append(data, '\n'), 0o600)
-}
 
 // resume compares the state with its position. Of one that is behind, revisions that were given
 // out are above all that it has: it gets another epoch, goes on above them, and no reader can ask
 // for what was before, so that everybody lists anew.
 func (s *Store) resume() error {
-	was, err := readPosition(s.path)
+	was, err := position.Read(positionPath(s.path))
 	if err != nil {
 		s.logger.Warn("how far the state was is not known; whether it lost transactions cannot be told", "error", err)
 		return nil
@@ -114,11 +81,11 @@ func (s *Store) recordPosition(ctx context.Context) {
 
 // writePosition records how far the state is, if that has changed.
 func (s *Store) writePosition() error {
-	now := position{s.epoch, s.hub.Revision()}
+	now := position.Position{Epoch: s.epoch, Revision: s.hub.Revision()}
 	if was := s.recorded.Load(); was != nil && *was == now {
 		return nil
 	}
-	if err := now.write(s.path); err != nil {
+	if err := now.Write(positionPath(s.path)); err != nil {
 		return err
 	}
 	s.recorded.Store(&now)

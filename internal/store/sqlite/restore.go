@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 )
 
 var _ store.Restorer = (*Store)(nil)
@@ -123,7 +124,7 @@ func Replace(
 	case err != nil && how.Logger != nil:
 		how.Logger.Warn("the state that is replaced cannot be read, it is put aside as it is", "path", path, "error", err)
 	}
-	if was, err := readPosition(path); err == nil {
+	if was, err := position.Read(positionPath(path)); err == nil {
 		known = max(known, was.Revision)
 	}
 	next := path + ".restoring"

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
@@ -74,7 +75,7 @@ type Store struct {
 
 	queue      *group.Queue             // of the one goroutine that writes
 	dirty      chan struct{}            // holds a token while the position is to be recorded
-	recorded   atomic.Pointer[position] // in the file beside the state; nil: not known
+	recorded   atomic.Pointer[position.Position] // in the file beside the state; nil: not known
 	background sync.WaitGroup
 	stop       context.CancelFunc
 	close      sync.Once
