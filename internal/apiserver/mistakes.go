@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -32,6 +33,22 @@ func checkMeta(kind schema.GroupKind, obj runtime.Object) error {
 		return nil
 	}
 	return apierrors.NewInvalid(kind, o.GetName(), payload.Few(errs))
+}
+
+// distinct names each mistake of a refused update once: upstream checks the metadata twice, and kinds
+// of Kubernetes do so again.
+func distinct(err error) error {
+	invalid, ok := err.(*apierrors.StatusError) //nolint:errorlint // upstream's errors are never wrapped
+	if !ok || invalid.ErrStatus.Reason != metav1.StatusReasonInvalid || invalid.ErrStatus.Details == nil {
+		return err
+	}
+	seen := map[metav1.StatusCause]bool{}
+	invalid.ErrStatus.Details.Causes = slices.DeleteFunc(invalid.ErrStatus.Details.Causes, func(c metav1.StatusCause) bool {
+		again := seen[c]
+		seen[c] = true
+		return again
+	})
+	return err
 }
 
 // checkedMeta does so for an update.

@@ -2,12 +2,14 @@ package apiserver_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -161,5 +163,28 @@ func TestGuardEndsWatches(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("the watch goes on")
+	}
+}
+
+// TestMistakesOnce: a refused update names each mistake once.
+func TestMistakesOnce(t *testing.T) {
+	nodes := shared.clientset(t, "application/json").CoreV1().Nodes()
+	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "mistaken"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Labels = map[string]string{"bad label": "x", "good": "bad value"}
+	for what, update := range map[string]func(context.Context, *corev1.Node, metav1.UpdateOptions) (*corev1.Node, error){
+		"node": nodes.Update, "status": nodes.UpdateStatus,
+	} {
+		_, err := update(t.Context(), node, metav1.UpdateOptions{})
+		var status apierrors.APIStatus
+		if !apierrors.IsInvalid(err) || !errors.As(err, &status) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		causes := status.Status().Details.Causes
+		if len(causes) != 2 || causes[0].Field != "metadata.labels" || causes[0] == causes[1] {
+			t.Errorf("%s: %d causes, want one for each label: %v", what, len(causes), causes)
+		}
 	}
 }

@@ -112,13 +112,14 @@ func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObj
 	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (out runtime.Object, created bool, err error) {
 	info = checkedMeta(r.kind.GVK.GroupKind(), info)
 	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil {
-		return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
+		out, created, err = r.Store.Update(ctx, name, info, create, update, allowCreate, options)
+		return out, created, distinct(err)
 	}
 	err = r.attempts(ctx, func(ctx context.Context) error {
 		out, created, err = r.Store.Update(ctx, name, info, create, update, allowCreate, options)
 		return err
 	})
-	return out, created, err
+	return out, created, distinct(err)
 }
 
 // firstAttempt marks the context of a write that is tried again if what it
@@ -225,7 +226,8 @@ func (s *subresource) Get(ctx context.Context, name string, options *metav1.GetO
 // Update never creates: a part cannot come before the whole.
 func (s *subresource) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return s.store.Update(context.WithValue(ctx, updateOnly{}, true), name, checkedMeta(s.kind, info), create, update, false, options)
+	out, created, err := s.store.Update(context.WithValue(ctx, updateOnly{}, true), name, checkedMeta(s.kind, info), create, update, false, options)
+	return out, created, distinct(err)
 }
 
 // GetResetFields implements rest.ResetFieldsStrategy.
