@@ -8,6 +8,12 @@
 // they must not be changed, as they may share memory with the API's watch cache
 // (resource.ListOptions.Shared). Their managedFields are gone. The catalog never
 // writes to the API and never waits for a reader.
+//
+// What is not in a table is gone: readers delete what depends on it. So no reader gets a table
+// before its kind was listed as a whole. A kind with an object that cannot be read
+// is not listed, and stops its readers alone: a subscription waits for its own kinds, and for those
+// that say what services and workloads there are (common). Who reads a table without a
+// subscription asks Listed first.
 package catalog
 
 import (
