@@ -158,12 +158,15 @@ func (c *Core) Welcome(ctx context.Context) error {
 // Revision of the newest change in the tables.
 func (c *Core) Revision() uint64 { return c.Registrar.config.Catalog.Snapshot().Revision() }
 
-// CheckNamespace reports whether a namespace exists, and instances can be registered in it.
+// ErrNoNamespace: there is no namespace of that name.
+var ErrNoNamespace = errors.New("there is no namespace")
+
+// CheckNamespace reports whether a namespace exists, and instances can be registered in it. One that does not is ErrNoNamespace.
 func (c *Core) CheckNamespace(namespace string) error {
 	n, ok := c.Registrar.config.Catalog.Snapshot().Namespaces.Get(resource.Key{Name: namespace})
 	switch {
 	case !ok:
-		return fmt.Errorf("there is no namespace %q: create it, or map the registry's name to one with --registry-namespaces", namespace)
+		return fmt.Errorf("%w %q: create it, or map the registry's name to one with --registry-namespaces", ErrNoNamespace, namespace)
 	case n.DeletionTimestamp != nil:
 		return fmt.Errorf("namespace %q is being deleted", namespace)
 	}

@@ -16,6 +16,9 @@ type Meters struct {
 	lag      *prometheus.HistogramVec
 	metadata *prometheus.CounterVec
 	moved    *prometheus.CounterVec
+	nodes    *prometheus.GaugeVec
+	bytes    *prometheus.GaugeVec
+	quota    *prometheus.GaugeVec
 
 	mu    sync.Mutex
 	state map[Protocol]*Status
@@ -42,6 +45,16 @@ type Status struct {
 	Pushes   uint64 `json:"pushes"`
 	// LastLagSeconds is how long after a change in the tables the last client was told of it.
 	LastLagSeconds float64 `json:"lastLagSeconds"`
+	// Nodes that clients of ZooKeeper have beside instances and configuration; nil: they have none (--zookeeper-extra-quota).
+	Nodes *Nodes `json:"nodes,omitempty"`
+}
+
+// Nodes are those of a tree that clients write beside instances and configuration, at all instances of the control plane.
+type Nodes struct {
+	Count int `json:"count"`
+	// Bytes that count for the Quota.
+	Bytes int64 `json:"bytes"`
+	Quota int64 `json:"quotaBytes"`
 }
 
 // NewMeters makes them, and registers their metrics.
@@ -67,9 +80,18 @@ func NewMeters(r prometheus.Registerer) *Meters {
 		moved: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "proxima_registry_moved_clients_total", Help: "Registry clients that were asked to connect to an instance of the control plane with fewer of them.",
 		}, []string{"protocol"}),
+		nodes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "proxima_registry_nodes", Help: "Nodes that registry clients have beside instances and configuration.",
+		}, []string{"protocol"}),
+		bytes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "proxima_registry_node_bytes", Help: "Bytes of these nodes, as they count for their quota.",
+		}, []string{"protocol"}),
+		quota: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "proxima_registry_node_quota_bytes", Help: "Quota of these nodes.",
+		}, []string{"protocol"}),
 	}
 	if r != nil {
-		r.MustRegister(m.clients, m.requests, m.pushes, m.lag, m.metadata, m.moved)
+		r.MustRegister(m.clients, m.requests, m.pushes, m.lag, m.metadata, m.moved, m.nodes, m.bytes, m.quota)
 	}
 	return m
 }
@@ -131,6 +153,16 @@ func (m *Meters) Metadata(err error) { m.metadata.WithLabelValues(outcomeOf(err)
 
 // Moved counts a client that was asked to connect to another instance of the control plane.
 func (m *Meters) Moved(p Protocol) { m.moved.WithLabelValues(string(p)).Inc() }
+
+// Nodes notes what clients have beside instances and configuration.
+func (m *Meters) Nodes(p Protocol, n Nodes) {
+	m.nodes.WithLabelValues(string(p)).Set(float64(n.Count))
+	m.bytes.WithLabelValues(string(p)).Set(float64(n.Bytes))
+	m.quota.WithLabelValues(string(p)).Set(float64(n.Quota))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(p).Nodes = &n
+}
 
 // Push counts a change that a client was told of, after a time.
 func (m *Meters) Push(p Protocol, after time.Duration) {

@@ -153,6 +153,15 @@ func NewRegistrar(c RegistrarConfig) *Registrar {
 // Owner is the name of this instance of the control plane.
 func (r *Registrar) Owner() string { return r.config.Owner }
 
+// Grace in which the clients of an owner that was restarted, or is gone, may come back.
+func (r *Registrar) Grace() time.Duration { return r.config.Grace }
+
+// MayEnd reports whether this instance of the control plane ends what an owner left: if it is the owner, or if it leads, and the
+// owner does not run.
+func (r *Registrar) MayEnd(owner string) bool {
+	return owner == r.config.Owner || r.config.Leads() && !r.config.Running()[owner]
+}
+
 // Leads reports whether this instance of the control plane does what one of them does for all.
 func (r *Registrar) Leads() bool { return r.config.Leads() }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 )
 
 const (
@@ -21,6 +23,8 @@ const (
 	// server that is starting, or has not seen yet what the client has.
 	helloWithin = 10 * time.Second
 	readyWithin = 5 * time.Second
+	// tablesWithin is how long the tables are waited for where they need not come as far as what the client has seen.
+	tablesWithin = 200 * time.Millisecond
 	// busyQueue is from how many bytes on a client must read before it is answered again, maxQueue how many
 	// wait for it before it is disconnected: events come unasked.
 	busyQueue = 1 << 20
@@ -48,6 +52,7 @@ type conn struct {
 	checked time.Time
 	refused error // why the client is nobody
 	warned  bool  // of a path that is not mapped
+	full    bool  // it was logged that the quota is used up
 
 	watched map[string]struct{} // of tree.mu
 
@@ -160,6 +165,16 @@ func (c *conn) hello(ctx context.Context, in []byte) (answer []byte, ok bool) {
 	}
 	c.admit(ctx)
 	session := c.server.open(c.tree, id, password, timeout)
+	if known, err := c.server.adoptExtra(ctx, session, id); err != nil {
+		if !errors.Is(err, znode.ErrEnded) {
+			c.server.log.Warn("a session of a client of ZooKeeper is not resumed, as it is not known whether it has ended; the client tries again", "error", err)
+			return nil, false
+		}
+		session.close()
+		session = nil
+	} else if known && !session.last() {
+		session = nil
+	}
 	if session != nil && !session.attach(c, timeout) {
 		// It was forgotten meanwhile, with the connection that it had, or has ended.
 		if session = c.server.open(c.tree, id, password, timeout); session != nil && !session.attach(c, timeout) {
@@ -198,8 +213,27 @@ func (s *Server) caughtUp(ctx context.Context, seen int64) bool {
 	}
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
+	var known <-chan time.Time // nil: the tables have all
+	if s.extra != nil {
+		select {
+		case <-s.extra.Ready():
+		case <-ctx.Done():
+			return false
+		}
+		// What the client has seen may be a node that is not mapped, which leaves the tables as they are.
+		if s.extra.Sync(ctx) != nil {
+			return false
+		}
+		if seen>>positionBits <= int64(s.extra.Revision())+1 {
+			timer := time.NewTimer(tablesWithin)
+			defer timer.Stop()
+			known = timer.C
+		}
+	}
 	for seen>>positionBits > int64(s.core.Revision())+1 {
 		select {
+		case <-known:
+			return true
 		case <-ticker.C:
 		case <-ctx.Done():
 			return false

@@ -26,6 +26,11 @@ func failed(c code, format string, args ...any) error {
 // codeOf an error.
 func (s *Server) codeOf(err error) code {
 	var f *failure
+	for _, e := range extraCodes {
+		if errors.Is(err, e.err) {
+			return e.code
+		}
+	}
 	switch {
 	case err == nil:
 		return codeOK
@@ -264,7 +269,7 @@ func (c *conn) exists(e *encoder, path string, watched bool) error {
 }
 
 func (c *conn) get(e *encoder, op opcode, path string, watched bool) error {
-	if t := c.server.target(path); op == opGetData && t.place == ofEntry && !c.user.MayReadEntry(t.entry) {
+	if t := c.server.target(path); op == opGetData && (t.place == ofEntry && !c.user.MayReadEntry(t.entry) || t.place == ofExtra && !c.user.MayRead(t.namespace)) {
 		return &registry.ForbiddenError{User: c.user.String(), What: "read the configuration of namespace " + t.namespace}
 	}
 	n := c.tree.find(path)

@@ -208,21 +208,24 @@ const xidEvent = -1
 type code int32
 
 const (
-	codeOK               code = 0
-	codeSystemError      code = -1
-	codeRuntime          code = -2 // of operations beside one that failed
-	codeMarshalling      code = -5
-	codeUnimplemented    code = -6
-	codeOperationTimeout code = -7
-	codeBadArguments     code = -8
-	codeNoNode           code = -101
-	codeNoAuth           code = -102
-	codeBadVersion       code = -103
-	codeNodeExists       code = -110
-	codeNotEmpty         code = -111
-	codeSessionExpired   code = -112
-	codeAuthFailed       code = -115
-	codeNoWatcher        code = -121
+	codeOK                      code = 0
+	codeSystemError             code = -1
+	codeRuntime                 code = -2 // of operations beside one that failed
+	codeMarshalling             code = -5
+	codeUnimplemented           code = -6
+	codeOperationTimeout        code = -7
+	codeBadArguments            code = -8
+	codeNoNode                  code = -101
+	codeNoAuth                  code = -102
+	codeBadVersion              code = -103
+	codeNoChildrenForEphemerals code = -108
+	codeNodeExists              code = -110
+	codeNotEmpty                code = -111
+	codeSessionExpired          code = -112
+	codeAuthFailed              code = -115
+	codeSessionMoved            code = -118
+	codeNoWatcher               code = -121
+	codeQuotaExceeded           code = -125
 )
 
 // event of a watch.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -17,8 +18,10 @@ import (
 type place int
 
 const (
-	// outside of what is mapped.
+	// outside of what is mapped, and of where clients have nodes of their own.
 	outside place = iota
+	// ofExtra are nodes outside of what is mapped, which clients have if there is a quota for them.
+	ofExtra
 	// standing nodes are parents that are always there.
 	standing
 	// passage is a parent that is there while it has children.
@@ -111,12 +114,19 @@ func (s *Server) target(path string) target {
 	names := strings.Split(path[1:], "/")
 	namespace := s.core.Namespaces.Of("")
 	if !slices.Contains(roots, names[0]) {
-		namespace = s.core.Namespaces.Of(names[0])
-		if s.core.CheckNamespace(namespace) != nil || s.prefix(namespace) != "/"+names[0] {
-			return target{}
+		of := s.core.Namespaces.Of(names[0])
+		if err := s.core.CheckNamespace(of); err != nil || s.prefix(of) != "/"+names[0] {
+			if err != nil && !errors.Is(err, registry.ErrNoNamespace) || len(names) > 1 && slices.Contains(roots, names[1]) {
+				return target{} // a namespace that is being deleted, or a registration in one that is missing
+			}
+			return target{place: ofExtra, namespace: namespace}
 		}
+		namespace = of
 		if names = names[1:]; len(names) == 0 {
 			return target{place: standing, namespace: namespace}
+		}
+		if !slices.Contains(roots, names[0]) {
+			return target{place: ofExtra, namespace: namespace}
 		}
 	}
 	t := target{namespace: namespace}

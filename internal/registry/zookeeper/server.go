@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 )
 
 // Server serves clients of ZooKeeper. Make it with New.
@@ -24,6 +25,8 @@ type Server struct {
 	// paths has the locks of writes, by path.
 	paths    pathLocks
 	requests atomic.Uint64
+	// extra has the nodes outside of what is mapped; nil: there are none.
+	extra *znode.Tree
 
 	mu       sync.Mutex
 	ctx      context.Context
@@ -53,6 +56,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	end := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer s.stop()
 	defer cancel()
+	if s.extra != nil {
+		s.running.Go(func() { s.extra.Run(ctx) })
+	}
 	defer end()
 	retry := backoff.Backoff{Policy: backoff.Policy{First: 5 * time.Millisecond, Last: time.Second}}
 	for {

@@ -39,6 +39,8 @@ type session struct {
 	over  bool
 	// held is the session of the core, once the client has registered something.
 	held *registry.Session
+	// lasting: it has, or may have, ephemeral nodes that are not mapped.
+	lasting bool
 }
 
 // proof of a session's password, that is stored with its instances.
@@ -97,7 +99,7 @@ func (s *session) detach(c *conn) {
 	if s.conn == c {
 		s.conn = nil
 	}
-	forget := s.conn == nil && s.held == nil && !s.over
+	forget := s.conn == nil && s.held == nil && !s.lasting && !s.over
 	s.mu.Unlock()
 	if forget {
 		s.forget()
@@ -109,7 +111,7 @@ func (s *session) forget() {
 	defer s.server.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conn != nil || s.held != nil {
+	if s.conn != nil || s.held != nil || s.lasting {
 		return
 	}
 	s.over = true
@@ -142,11 +144,14 @@ func (s *session) hold() (*registry.Session, error) {
 // expire ends a session whose client has not been heard of.
 func (s *session) expire() {
 	s.server.log.Debug("a session of a client of ZooKeeper has expired", "session", s.id)
-	s.close()
+	s.end(true)
 }
 
-// close ends the session with its instances.
-func (s *session) close() {
+// close ends the session with its instances, as its client wants it.
+func (s *session) close() { s.end(false) }
+
+// end the session with its instances.
+func (s *session) end(expired bool) {
 	s.mu.Lock()
 	if s.over {
 		s.mu.Unlock()
@@ -154,7 +159,7 @@ func (s *session) close() {
 	}
 	s.over = true
 	s.timer.Stop()
-	c, held := s.conn, s.held
+	c, held, lasting := s.conn, s.held, s.lasting
 	s.conn = nil
 	s.mu.Unlock()
 	server := s.server
@@ -162,6 +167,9 @@ func (s *session) close() {
 	delete(server.sessions, s.id)
 	if held != nil {
 		server.ended.add(s.id)
+	}
+	if lasting && server.ctx.Err() == nil {
+		server.running.Go(func() { server.endExtra(server.ctx, s.id, expired) })
 	}
 	server.mu.Unlock()
 	if c != nil {
@@ -186,6 +194,9 @@ func (s *session) proven(t *tree) (lives, genuine bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, n := range t.sessions[s.id] {
+		if n.source == (extra{}) {
+			continue // their session has a record
+		}
 		if subtle.ConstantTimeCompare([]byte(n.proof), proof) != 1 {
 			return true, false
 		}
@@ -200,7 +211,7 @@ func (s *session) adopt(ctx context.Context, t *tree) {
 	var nodes []*node
 	t.mu.Lock()
 	for _, n := range t.sessions[s.id] {
-		if !s.server.core.Registrar.Claimed(n.key) {
+		if n.source != (extra{}) && !s.server.core.Registrar.Claimed(n.key) {
 			nodes = append(nodes, n)
 		}
 	}

@@ -13,7 +13,9 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // tree of nodes, as clients of a zone see it. What is read and what is told are in the order of its lock.
@@ -35,7 +37,9 @@ type tree struct {
 	changed   chan struct{} // closed when something has changed
 	// syncs are closed when the tree has what the core had when they came.
 	syncs chan chan struct{}
-	cause time.Time // of what is being applied
+	// extraAt is the revision up to which nodes that are not mapped are shown.
+	extraAt store.Revision
+	cause   time.Time // of what is being applied
 }
 
 // node of the tree. One without a source is a parent.
@@ -44,7 +48,7 @@ type node struct {
 	children map[string]struct{}
 	stat     stat
 	data     []byte
-	source   any // registry.Service or registry.ConfigKey; nil: a parent
+	source   any // registry.Service, registry.ConfigKey or extra; nil: a parent
 	// own nodes are written by clients of ZooKeeper; others only read.
 	own   bool
 	key   resource.Key // of an instance
@@ -98,11 +102,28 @@ func (t *tree) run(ctx context.Context) {
 	defer services.Close()
 	defer entries.Close()
 	t.zxid = int64(core.Index.Position())
+	var nodes *znode.Follower
+	var nodesReady <-chan struct{} // nil: never
+	if t.server.extra != nil {
+		select {
+		case <-t.server.extra.Ready():
+		case <-ctx.Done():
+			return
+		}
+		nodes = t.server.extra.Follow()
+		defer nodes.Close()
+		nodesReady = nodes.Ready()
+		// In the middle, as Index.Position is: behind what an earlier run can have said at this revision.
+		t.zxid = max(t.zxid, int64(t.server.extra.Revision())<<positionBits|1<<(positionBits-1))
+	}
 	for _, path := range fixed {
 		t.parents(path+"/.", t.zxid)
 	}
 	t.applyServices(services.Take())
 	t.applyEntries(entries.Take())
+	if nodes != nil {
+		t.applyExtra(nodes.Take())
+	}
 	close(t.ready)
 	for {
 		select {
@@ -112,9 +133,14 @@ func (t *tree) run(ctx context.Context) {
 			t.applyServices(services.Take())
 		case <-entries.Ready():
 			t.applyEntries(entries.Take())
+		case <-nodesReady:
+			t.applyExtra(nodes.Take())
 		case done := <-t.syncs:
 			t.applyServices(services.Take())
 			t.applyEntries(entries.Take())
+			if nodes != nil {
+				t.applyExtra(nodes.Take())
+			}
 			close(done)
 		}
 	}
@@ -122,6 +148,11 @@ func (t *tree) run(ctx context.Context) {
 
 // sync blocks until the tree has what the core has.
 func (t *tree) sync(ctx context.Context) error {
+	if t.server.extra != nil {
+		if err := t.server.extra.Sync(ctx); err != nil {
+			return err
+		}
+	}
 	done := make(chan struct{})
 	select {
 	case t.syncs <- done: // whoever takes it closes it

@@ -22,9 +22,11 @@ const (
 
 // Modes of nodes that are created (org.apache.zookeeper.CreateMode).
 const (
-	modePersistent = 0
-	modeEphemeral  = 1
-	modeContainer  = 4
+	modePersistent           = 0
+	modeEphemeral            = 1
+	modePersistentSequential = 2
+	modeEphemeralSequential  = 3
+	modeContainer            = 4
 )
 
 // change that a client asks for.
@@ -34,6 +36,19 @@ type change struct {
 	data    []byte
 	mode    int32
 	version int32
+}
+
+// sequential reports whether a node is to get a number behind its path.
+func (ch *change) sequential() bool {
+	return (ch.op == opCreate || ch.op == opCreate2 || ch.op == opCreateContainer) && (ch.mode == modePersistentSequential || ch.mode == modeEphemeralSequential)
+}
+
+// name is the path, for a node that gets a number one of those that it can have.
+func (ch *change) name() string {
+	if ch.sequential() {
+		return ch.path + "0000000000"
+	}
+	return ch.path
 }
 
 // pathLocks order the writes of a path.
@@ -120,7 +135,7 @@ func (c *conn) multi(ctx context.Context, xid int32, d *decoder) error {
 	if d.err != nil {
 		return failed(codeMarshalling, "%v", d.err)
 	}
-	at, err := c.applyAll(ctx, list)
+	at, err := c.applyMulti(ctx, list)
 	if err != nil {
 		result := c.server.codeOf(err)
 		return c.read(xid, d, func(e *encoder) error {
@@ -148,33 +163,71 @@ func (c *conn) multi(ctx context.Context, xid int32, d *decoder) error {
 	})
 }
 
-// applyAll changes, or none. at is the one that failed.
-func (c *conn) applyAll(ctx context.Context, list []change) (at int, err error) {
-	var done []func(context.Context)
+// applyMulti applies changes, or none. at is the one that failed. Those outside of what is mapped are one transaction, the
+// last one, so they need not be undone.
+func (c *conn) applyMulti(ctx context.Context, list []change) (at int, err error) {
+	var extras []*change
+	var index []int
+	undo := func() {}
 	for i := range list {
-		undo, err := c.apply(ctx, &list[i])
-		if err != nil {
-			// It may have failed for want of time.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeWithin)
-			defer cancel()
-			for _, undo := range slices.Backward(done) {
-				undo(ctx)
+		if c.server.target(list[i].name()).place == ofExtra {
+			if err := checkPath(list[i].name()); err != nil {
+				return i, failed(codeBadArguments, "%v", err)
 			}
-			return i, err
+			extras, index = append(extras, &list[i]), append(index, i)
 		}
-		if undo != nil {
-			done = append(done, undo)
+	}
+	if len(extras) < len(list) {
+		if at, undo, err = c.applyAll(ctx, list, index); err != nil {
+			return at, err
+		}
+	}
+	if len(extras) > 0 {
+		if at, err = c.writeExtra(ctx, extras); err != nil {
+			undo()
+			return index[at], err
 		}
 	}
 	return 0, nil
 }
 
+// applyAll changes, or none, but for those that are left out. at is the one that failed; undo makes all undone.
+func (c *conn) applyAll(ctx context.Context, list []change, without []int) (at int, undo func(), err error) {
+	var done []func(context.Context)
+	undo = func() {
+		// It may have failed for want of time.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeWithin)
+		defer cancel()
+		for _, undo := range slices.Backward(done) {
+			undo(ctx)
+		}
+	}
+	for i := range list {
+		if slices.Contains(without, i) {
+			continue
+		}
+		one, err := c.apply(ctx, &list[i])
+		if err != nil {
+			undo()
+			return i, nil, err
+		}
+		if one != nil {
+			done = append(done, one)
+		}
+	}
+	return 0, undo, nil
+}
+
 // apply a change, and return when the tree shows it. undo, if it is not nil, makes it undone.
 func (c *conn) apply(ctx context.Context, ch *change) (undo func(context.Context), err error) {
-	if err := checkPath(ch.path); err != nil {
+	if err := checkPath(ch.name()); err != nil {
 		return nil, failed(codeBadArguments, "%v", err)
 	}
-	t := c.server.target(ch.path)
+	t := c.server.target(ch.name())
+	if t.place == ofExtra && (ch.op != opCheck || c.server.extra != nil) {
+		_, err := c.writeExtra(ctx, []*change{ch})
+		return nil, err
+	}
 	defer c.server.paths.lock(ch.path)()
 	switch ch.op {
 	case opCheck:
@@ -192,8 +245,11 @@ func (c *conn) apply(ctx context.Context, ch *change) (undo func(context.Context
 func (c *conn) notMapped(path string) error {
 	if !c.warned {
 		c.warned = true
-		c.server.log.Warn("a client of ZooKeeper writes a path that is not mapped: refused", "client", c.from, "path", path,
-			"hint", "served are /services/APP/ID and what Dubbo has below /dubbo")
+		hint := "served are /services/APP/ID and what Dubbo has below /dubbo"
+		if c.server.target(path).place == ofExtra {
+			hint += "; with --zookeeper-extra-quota clients have nodes of their own elsewhere, for locks, elections and the like"
+		}
+		c.server.log.Warn("a client of ZooKeeper writes a path that is not mapped: refused", "client", c.from, "path", path, "hint", hint)
 	}
 	return failed(codeNoAuth, "path %.200q is not mapped", path)
 }
