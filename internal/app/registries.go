@@ -22,13 +22,16 @@ import (
 	"github.com/proxima-mesh/proxima/internal/registry/eureka"
 	"github.com/proxima-mesh/proxima/internal/registry/nacos"
 	"github.com/proxima-mesh/proxima/internal/registry/zookeeper"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // RegistriesConfig says which registry protocols are served.
 type RegistriesConfig struct {
 	// Ports on the API's host; 0: off. That of gRPC is NacosPort + 1000, as clients expect.
 	NacosPort, EurekaPort, ZooKeeperPort int
-	TLS                                  registry.TLSMode
+	// ZooKeeperQuota in bytes of nodes that clients of ZooKeeper have outside of what is mapped; 0: they have none.
+	ZooKeeperQuota int64
+	TLS            registry.TLSMode
 	// Anonymous are the addresses of clients that need no credentials.
 	Anonymous []netip.Prefix
 	// Namespaces maps names of registries to those of Kubernetes.
@@ -67,6 +70,11 @@ type registries struct {
 func checkRegistries(cfg *ControlPlaneConfig) error {
 	why, hint := "", ""
 	switch {
+	case cfg.Registries.ZooKeeperQuota != 0 && cfg.Registries.ZooKeeperPort == 0 && cfg.Store != StoreKubernetes:
+		why, hint = "--zookeeper-extra-quota is for clients of ZooKeeper, which are not served", "set --zookeeper-port, too"
+	case cfg.Registries.ZooKeeperQuota != 0 && cfg.Store == StoreKubernetes && cfg.Registries.ZooKeeperPort == 0:
+		why = "--zookeeper-extra-quota is for clients of ZooKeeper, which are not served where the state is in a Kubernetes cluster"
+		hint = "leave it out there"
 	case !cfg.Registries.on():
 		return nil
 	case cfg.role() == RoleGlobal:
@@ -105,7 +113,7 @@ func newRegistries(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *i
 
 // openRegistries opens the ports of the registry protocols that are on.
 func openRegistries(cfg ControlPlaneConfig, core *registry.Core, s *storage, a *api, log *slog.Logger) (r *registries, err error) {
-	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core), machineID: s.machineID}
+	r = &registries{core: core, ports: registryPorts(&cfg.Registries, core, s.store), machineID: s.machineID}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -138,18 +146,18 @@ func openRegistries(cfg ControlPlaneConfig, core *registry.Core, s *storage, a *
 	return r, nil
 }
 
-// registryPorts are those that are on, with their servers.
-func registryPorts(cfg *RegistriesConfig, core *registry.Core) []*registryPort {
+// registryPorts are those that are on, with their servers. What is not of the catalogue is in s.
+func registryPorts(cfg *RegistriesConfig, core *registry.Core, s store.Store) []*registryPort {
 	var out []*registryPort
 	pushing := registryShare
 	if cfg.NacosPort != 0 && cfg.ZooKeeperPort != 0 {
 		pushing /= 2
 	}
 	if cfg.NacosPort != 0 {
-		s := nacos.New(core)
+		n := nacos.New(core)
 		out = append(out,
-			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort, alpn: []string{"http/1.1"}, share: proxyShare, serve: s.ServeHTTPOn},
-			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, share: pushing, serve: s.Serve, connections: s.Connections})
+			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort, alpn: []string{"http/1.1"}, share: proxyShare, serve: n.ServeHTTPOn},
+			&registryPort{protocol: registry.Nacos, flag: "--nacos-port", port: cfg.NacosPort + nacosGRPCOffset, alpn: []string{"h2"}, share: pushing, serve: n.Serve, connections: n.Connections})
 	}
 	if cfg.EurekaPort != 0 {
 		out = append(out, &registryPort{
@@ -157,9 +165,11 @@ func registryPorts(cfg *RegistriesConfig, core *registry.Core) []*registryPort {
 		})
 	}
 	if cfg.ZooKeeperPort != 0 {
-		out = append(out, &registryPort{
-			protocol: registry.ZooKeeper, flag: "--zookeeper-port", port: cfg.ZooKeeperPort, share: pushing, serve: zookeeper.New(core).Serve,
-		})
+		z := zookeeper.New(core)
+		if cfg.ZooKeeperQuota > 0 {
+			z.WithNodes(s, cfg.ZooKeeperQuota)
+		}
+		out = append(out, &registryPort{protocol: registry.ZooKeeper, flag: "--zookeeper-port", port: cfg.ZooKeeperPort, share: pushing, serve: z.Serve})
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
@@ -20,6 +21,7 @@ import (
 // registryFlags are those of a control plane that serves clients of registry protocols.
 type registryFlags struct {
 	cfg        app.RegistriesConfig
+	extraQuota string
 	tls        string
 	anonymous  []string
 	namespaces []string
@@ -29,14 +31,22 @@ func (r *registryFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&r.cfg.NacosPort, "nacos-port", 0, "port for clients of Nacos, on the API's host: HTTP here, gRPC 1000 above it; 8848 is usual; 0: off")
 	f.IntVar(&r.cfg.EurekaPort, "eureka-port", 0, "port for clients of Eureka, on the API's host; 8761 is usual; 0: off")
 	f.IntVar(&r.cfg.ZooKeeperPort, "zookeeper-port", 0, "port for clients of ZooKeeper that register services, on the API's host; 2181 is usual; 0: off")
+	f.StringVar(&r.extraQuota, "zookeeper-extra-quota", "0", "bytes of durable nodes that clients of ZooKeeper may have beside services, for locks, elections and the like, as 64Mi; the same at all instances of a control plane; 0: none")
 	f.StringVar(&r.tls, "registry-tls", string(registry.TLSOptional), "TLS of registry clients: off, optional (the client decides) or required")
 	f.StringSliceVar(&r.anonymous, "registry-anonymous", []string{"127.0.0.0/8", "::1/128"}, "addresses of registry clients that need no credentials; others show a token of the control plane as their password")
 	f.StringSliceVar(&r.namespaces, "registry-namespaces", nil, "namespaces of registries as those of Kubernetes, as public=default,dev=shop-dev; the names of others are the same")
 }
 
+// maxExtraQuota bounds --zookeeper-extra-quota: the nodes are in memory, too.
+var maxExtraQuota = resource.MustParse("4Gi")
+
 func (r *registryFlags) config() (app.RegistriesConfig, error) {
 	cfg := r.cfg
-	var err error
+	quota, err := resource.ParseQuantity(r.extraQuota)
+	if err != nil || quota.Sign() < 0 || quota.Cmp(maxExtraQuota) > 0 {
+		return cfg, usagef("--zookeeper-extra-quota: %q is no number of bytes from 0 to %s, as 64Mi", r.extraQuota, &maxExtraQuota)
+	}
+	cfg.ZooKeeperQuota = quota.Value()
 	if cfg.TLS, err = registry.ParseTLSMode(r.tls); err != nil {
 		return cfg, usagef("--registry-tls: %w", err)
 	}
@@ -76,7 +86,9 @@ clients are connected to the instance that answers, how many sessions keep
 instances alive there, how many instances are registered by the protocol at any
 instance of the control plane, how many requests there were and failed, and how
 many changes clients were told of, the last one how long after it was made. Then
-how many of the instances "proxima registry import" copied, and from where.`,
+how many of the instances "proxima registry import" copied, and from where; and
+how many nodes clients of ZooKeeper have beside services, and how many bytes of
+their quota (--zookeeper-extra-quota) those take.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
@@ -106,7 +118,15 @@ how many of the instances "proxima registry import" copied, and from where.`,
 			if err := w.Flush(); err != nil {
 				return err
 			}
-			return s.printImported(status.Registries)
+			if err := s.printImported(status.Registries); err != nil {
+				return err
+			}
+			for _, r := range status.Registries {
+				if n := r.Nodes; n != nil {
+					fmt.Fprintf(s.io.Out, "%s: %d nodes beside services, %d bytes of %s\n", r.Protocol, n.Count, n.Bytes, resource.NewQuantity(n.Quota, resource.BinarySI))
+				}
+			}
+			return nil
 		},
 	}
 	addOutputFlag(cmd.Flags(), &output)

@@ -26,13 +26,15 @@ const (
 	NameTaken TroubleReason = "NameTaken"
 	// Full: the protocol's server has, or nearly has, as many clients as it admits.
 	Full TroubleReason = "Full"
+	// QuotaUsed: nodes beside instances and configuration take nearly all of their quota, or all.
+	QuotaUsed TroubleReason = "QuotaUsed"
 )
 
 // Trouble is something that is wrong with what clients of a registry protocol registered, or with its server.
 type Trouble struct {
 	Reason   TroubleReason `json:"reason"`
 	Protocol Protocol      `json:"protocol"`
-	// Count of what it concerns: instances, or clients. Examples are the first ones, in order: Dataplanes, or
+	// Count of what it concerns: instances, clients, or nodes. Examples are the first ones, in order: Dataplanes, or
 	// Services, as NAMESPACE/NAME.
 	Count    int      `json:"count"`
 	Examples []string `json:"examples,omitempty"`
@@ -109,6 +111,11 @@ func Examine(x Examination) []Trouble {
 	for _, s := range x.Served {
 		if s.Limit > 0 && s.Clients*10 >= s.Limit*9 {
 			out = append(out, Trouble{Reason: Full, Protocol: s.Protocol, Count: s.Clients})
+		}
+	}
+	for _, s := range x.Served {
+		if n := s.Nodes; n != nil && n.Bytes >= n.Quota/10*9 {
+			out = append(out, Trouble{Reason: QuotaUsed, Protocol: s.Protocol, Count: n.Count})
 		}
 	}
 	slices.SortFunc(out, func(a, b Trouble) int {

@@ -45,6 +45,9 @@ func TestExamine(t *testing.T) {
 			"owner gone":    {func(x *Examination) { x.Owner = "cp-2" }, []Trouble{loopback, taken, {Reason: Orphaned, Protocol: Nacos, Count: 2, Examples: both}}},
 			"owner runs":    {func(x *Examination) { x.Owner, x.Running = "cp-2", map[string]bool{"cp-1": true} }, []Trouble{loopback, taken}},
 			"many clients":  {func(x *Examination) { x.Served[0].Clients, x.Served[0].Limit = 90, 100 }, []Trouble{{Reason: Full, Protocol: Nacos, Count: 90}, loopback, taken}},
+			"many nodes": {func(x *Examination) { x.Served[0].Nodes = &Nodes{Count: 3, Bytes: 900, Quota: 1000} },
+				[]Trouble{loopback, taken, {Reason: QuotaUsed, Protocol: Nacos, Count: 3}}},
+			"fewer nodes":   {func(x *Examination) { x.Served[0].Nodes = &Nodes{Count: 3, Bytes: 899, Quota: 1000} }, []Trouble{loopback, taken}},
 			"fewer clients": {func(x *Examination) { x.Served[0].Clients, x.Served[0].Limit = 89, 100 }, []Trouble{loopback, taken}},
 		} {
 			x := Examination{Snapshot: r.index.Snapshot(), Served: []Status{{Protocol: Nacos}}, Owner: "cp-1", Claimed: r.registrar.Claimed}

@@ -53,6 +53,9 @@ func troubleText(t registry.Trouble) (text, fix string) {
 	case registry.Full:
 		return fmt.Sprintf("%d clients of %s are connected, nearly as many as are admitted", t.Count, t.Protocol),
 			"raise the limit of open files, or add an instance of the control plane"
+	case registry.QuotaUsed:
+		return fmt.Sprintf("%d nodes that clients of %s have beside services take nearly all of their quota, or all", t.Count, t.Protocol),
+			"raise --zookeeper-extra-quota at each instance of the control plane, or delete nodes"
 	}
 	return fmt.Sprintf("%s of %d instances of %s%s", t.Reason, t.Count, t.Protocol, named), "upgrade this program to the control plane's version"
 }

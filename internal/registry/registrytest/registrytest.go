@@ -36,18 +36,22 @@ const machineID = "m-1"
 type Plane struct {
 	*registry.Core
 	Client *resourcetest.Client
+	owner  string
 	dubbo  *dubbo.Controller
 	t      *testing.T
 	stop   func()
 }
 
 // New starts one. Namespaces "default" and "shop" exist; clients on this machine need no credentials.
-func New(t *testing.T) *Plane {
+func New(t *testing.T) *Plane { return NewNamed(t, "cp-1") }
+
+// NewNamed starts one that is an instance of a name. Planes share nothing but what they are given.
+func NewNamed(t *testing.T, name string) *Plane {
 	client := resourcetest.New(kind.All()...)
 	for _, name := range []string{"default", "shop"} {
 		client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
-	p := &Plane{Client: client, t: t}
+	p := &Plane{Client: client, owner: name, t: t}
 	p.start()
 	t.Cleanup(func() { p.stop() })
 	return p
@@ -63,7 +67,7 @@ func (p *Plane) start() {
 	log := slog.New(slog.DiscardHandler)
 	tables := catalog.New(catalog.Config{Client: p.Client, Descriptors: kind.All()})
 	p.Core = &registry.Core{
-		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: "cp-1", MachineID: machineID, Grace: time.Minute}),
+		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: p.owner, MachineID: machineID, Grace: time.Minute}),
 		Index:     registry.NewIndex(registry.IndexConfig{Catalog: tables}),
 		Configs:   registry.NewConfigs(p.Client, tables, log),
 		Gate: &registry.Gate{Anonymous: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Check: func(_ context.Context, token string) (registry.User, error) {
