@@ -142,6 +142,7 @@ var layers = map[string]layer{
 	"internal/registry":                 core,
 	"internal/registry/registrytest":    core,
 	"internal/registry/dubbo":           core,
+	"internal/registry/znode":           core,
 	"internal/xds/translate":            core,
 	"internal/node/membership":          core,
 	"internal/node/ranges":              core,

@@ -18,9 +18,10 @@ import (
 
 // Paths that both servers are asked about, and their parents, which the real one is given first.
 var (
-	differentialParents = []string{"/services", "/services/a", "/services/b", "/dubbo", "/dubbo/config", "/dubbo/config/g"}
+	differentialParents = []string{"/services", "/services/a", "/services/b", "/dubbo", "/dubbo/config", "/dubbo/config/g", "/free", "/free/a", "/free/b"}
 	differentialNodes   = []string{
 		"/services/a/10.0.0.1:80", "/services/a/10.0.0.2:80", "/services/b/10.0.0.1:80", "/services/b/10.0.0.3:80", "/dubbo/config/g/x", "/dubbo/config/g/y",
+		"/free/a/x", "/free/a/y", "/free/b/x",
 	}
 )
 
@@ -80,7 +81,17 @@ func (s *side) expire(session int) {
 	s.ways[session].cut(true)
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		left := 0
-		for _, path := range append([]string{differentialNodes[0] + "0"}, differentialNodes...) {
+		paths := append([]string{differentialNodes[0] + "0"}, differentialNodes...)
+		for _, parent := range []string{"/free/a", "/free/b"} { // with numbers
+			names, _, err := other.Children(parent)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			for _, name := range names {
+				paths = append(paths, parent+"/"+name)
+			}
+		}
+		for _, path := range paths {
 			if ok, stat, err := other.Exists(path); err != nil || ok && stat.EphemeralOwner == id {
 				left++
 			}
@@ -129,6 +140,12 @@ func randomOperation(r *rand.Rand, n int) operation {
 	o.parent = o.path[:strings.LastIndexByte(o.path, '/')]
 	if strings.HasPrefix(o.path, "/services") && r.IntN(3) > 0 {
 		o.flags = zk.FlagEphemeral
+	}
+	if strings.HasPrefix(o.path, "/free") {
+		o.flags = []int{0, zk.FlagEphemeral, zk.FlagEphemeral | zk.FlagSequence}[r.IntN(3)]
+	}
+	if strings.HasPrefix(o.path, "/free") != strings.HasPrefix(o.other, "/free") { // what is in both is not one transaction
+		o.other = o.path
 	}
 	return o
 }
@@ -223,7 +240,7 @@ func TestZooKeeperDifferential(t *testing.T) {
 	}
 	t.Logf("PROXIMA_ZOOKEEPER_SEED=%d", seed)
 	p := registrytest.New(t)
-	theirs, ours := newSide(t, address), newSide(t, p.Serve(zookeeper.New(p.Core).Serve))
+	theirs, ours := newSide(t, address), newSide(t, p.Serve(zookeeper.New(p.Core).WithNodes(newNodeStore(t), 64<<20).Serve))
 	defer func() {
 		for _, s := range []*side{theirs, ours} {
 			for _, c := range s.conns {

@@ -23,6 +23,7 @@ func TestRegistries(t *testing.T) {
 		registry.Loopback:  {"loopback addresses", "an address by which others reach them"},
 		registry.NameTaken: {"not selected by the Service", registry.LabelService},
 		registry.Full:      {"2 clients of zookeeper are connected", "open files"},
+		registry.QuotaUsed: {"2 nodes that clients of zookeeper have", "--zookeeper-extra-quota"},
 		"Newer":            {"Newer of 2 instances", "upgrade"},
 	} {
 		status := &admin.Status{RegistryTroubles: []registry.Trouble{{Reason: reason, Protocol: registry.ZooKeeper, Count: 2, Examples: []string{"shop/a", "shop/b"}}}}
