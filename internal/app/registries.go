@@ -70,11 +70,9 @@ type registries struct {
 func checkRegistries(cfg *ControlPlaneConfig) error {
 	why, hint := "", ""
 	switch {
-	case cfg.Registries.ZooKeeperQuota != 0 && cfg.Registries.ZooKeeperPort == 0 && cfg.Store != StoreKubernetes:
-		why, hint = "--zookeeper-extra-quota is for clients of ZooKeeper, which are not served", "set --zookeeper-port, too"
-	case cfg.Registries.ZooKeeperQuota != 0 && cfg.Store == StoreKubernetes && cfg.Registries.ZooKeeperPort == 0:
-		why = "--zookeeper-extra-quota is for clients of ZooKeeper, which are not served where the state is in a Kubernetes cluster"
-		hint = "leave it out there"
+	case cfg.Registries.ZooKeeperQuota != 0 && cfg.Registries.ZooKeeperPort == 0:
+		why = "--zookeeper-extra-quota is for clients of ZooKeeper, which are not served"
+		hint = "set --zookeeper-port, too; where the state is in a Kubernetes cluster, leave both out"
 	case !cfg.Registries.on():
 		return nil
 	case cfg.role() == RoleGlobal:
