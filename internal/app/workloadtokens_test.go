@@ -93,6 +93,7 @@ func TestWorkloadTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	until(t, "the tables have the workloads", func() bool { return p.cp.instance.catalog.Snapshot().Dataplanes.Len() == 3 })
 	web, id := p.token(identity.Workload, "default/web")
 	elsewhere, _ := p.token(identity.Workload, "shop/web")
 	node, _ := p.token(identity.Node, "n1")
