@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
@@ -231,7 +232,39 @@ func sizes(dir string) error {
 	return nil
 }
 
+// bar of the plot.
+type bar struct {
+	what, layout string
+	blocked      time.Duration
+}
+
+var bars []bar
+
+// plot writes how long writes were blocked as an SVG.
+func plot(file string) error {
+	const left, width, height = 330, 420, 26
+	longest := time.Duration(1)
+	for _, b := range bars {
+		longest = max(longest, b.blocked)
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n", left+width+90, height*len(bars)+40)
+	fmt.Fprintf(&out, `<rect width="100%%" height="100%%" fill="#fff"/>`+"\n"+`<text x="10" y="20" font-weight="bold">Writes blocked, or with too few copies, ms (%d MiB of entries)</text>`+"\n", growMiB)
+	for i, b := range bars {
+		y, color := 34+i*height, "#b0b7c3"
+		if b.layout == "segments" {
+			color = "#2f6fdb"
+		}
+		fmt.Fprintf(&out, `<text x="10" y="%d">%s: %s</text>`+"\n", y+14, b.what, b.layout)
+		fmt.Fprintf(&out, `<rect x="%d" y="%d" width="%.1f" height="16" fill="%s"/>`+"\n", left, y+2, max(1, width*b.blocked.Seconds()/longest.Seconds()), color)
+		fmt.Fprintf(&out, `<text x="%.1f" y="%d">%.0f</text>`+"\n", left+width*b.blocked.Seconds()/longest.Seconds()+8, y+14, b.blocked.Seconds()*1000)
+	}
+	out.WriteString("</svg>\n")
+	return os.WriteFile(file, []byte(out.String()), 0o644)
+}
+
 func row(what, layout string, moved int64, used, blocked time.Duration) {
+	bars = append(bars, bar{what, layout, blocked})
 	fmt.Printf("| %s | %s | %d | %.0f ms | %.0f ms |\n", what, layout, moved, used.Seconds()*1000, blocked.Seconds()*1000)
 }
 

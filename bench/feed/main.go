@@ -22,9 +22,15 @@ func main() {
 	entries := flag.Int("entries", 200_000, "entries of append and catch-up, and a tenth of it commits of the store")
 	only := flag.String("only", "append,catchup,tail,cost,grow", "parts to run")
 	dir := flag.String("dir", "", "directory for the files; empty: a temporary one")
+	svg := flag.String("plot", "", "file for a plot of what is measured of growing (SVG)")
 	flag.Parse()
 	if err := run(*rounds, *entries, strings.Split(*only, ","), *dir); err != nil {
 		log.Fatal(err)
+	}
+	if *svg != "" {
+		if err := plot(*svg); err != nil {
+			log.Fatal(err)
+		}
 	}
 }
 
