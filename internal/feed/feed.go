@@ -283,6 +283,12 @@ func (f *Feed) kept() (keep seglog.Position, quota int64) {
 	return keep, 2 * f.cfg.Retention
 }
 
+// First is the position after which the feed is complete, up to its end.
+func (f *Feed) First() seglog.Position {
+	first, _ := f.Log.First()
+	return first
+}
+
 // Hold keeps what comes after a position for a subscriber, within bounds: of twice the retention the oldest is removed all
 // the same. It replaces what the name held before.
 func (f *Feed) Hold(name string, after seglog.Position) {
