@@ -101,6 +101,7 @@ var layers = map[string]layer{
 	// decisions, and controllers that act by the interfaces that they declare
 	"internal/cluster":                  core,
 	"internal/feed":                     core,
+	"internal/feed/history":             core,
 	"internal/feed/seglog":              core,
 	"internal/cluster/clustertest":      core,
 	"internal/controller/backend":       core,

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -25,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -34,8 +36,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries and
-// RegistryTroubles,
+// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
+// RegistryTroubles and History,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -88,7 +90,10 @@ type Config struct {
 	RegistryTroubles func() []registry.Trouble
 	// Checks asks zones; at global.
 	Checks ZoneChecks
-	Logger *slog.Logger
+	// History of objects, from the change feed; nil: there is none. Authorizer decides who may read it.
+	History    *history.Reader
+	Authorizer authorizer.UnconditionalAuthorizer
+	Logger     *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.
@@ -140,7 +145,7 @@ type Tokens interface {
 
 // Handlers of a control plane, by path.
 func Handlers(c Config) map[string]http.Handler {
-	return withProxies(c, map[string]http.Handler{
+	return withProxies(c, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
@@ -152,7 +157,7 @@ func Handlers(c Config) map[string]http.Handler {
 		ConfirmPath:        confirmHandler{c},
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},
-	}, ProxyConnections)
+	}), ProxyConnections)
 }
 
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
@@ -178,13 +183,13 @@ func ClusterZoneHandlers(c Config) map[string]http.Handler {
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
-	return withProxies(c, map[string]http.Handler{
+	return withProxies(c, withFeed(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),
 		BackupPath:     get(backupHandler{c, false}),
 		BackupKeysPath: get(backupHandler{c, true}),
 		ConfirmPath:    confirmHandler{c},
 		CheckPath:      checkHandler{c},
-	})
+	}))
 }
 
 // get lets only requests with that method through.

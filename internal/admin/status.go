@@ -89,6 +89,8 @@ type Status struct {
 	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
 	Federation *FederationStatus `json:"federation,omitempty"`
+	// Feed of changes; absent: this control plane keeps none.
+	Feed *FeedStatus `json:"feed,omitempty"`
 }
 
 // HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.
@@ -220,7 +222,7 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
-	s.Federation = h.federationStatus(r.Context())
+	s.Federation, s.Feed = h.federationStatus(r.Context()), h.feedStatus(r.Context(), false)
 	if h.Leases != nil {
 		h.addNodes(&s, snapshot)
 		if r.Header.Get(forwardedHeader) == "" {

@@ -11,10 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -31,6 +33,10 @@ import (
 type api struct {
 	server  *apiserver.Server
 	address net.Addr
+	// authorizer of the server.
+	authorizer authorizer.UnconditionalAuthorizer
+	// history of objects; nil: there is none.
+	history *history.Reader
 	// sessions end requests and streams whose credentials are revoked.
 	sessions *access.Sessions
 	// holders distinguish machines of one node name.
@@ -79,6 +85,10 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 		l.Close()
 		return nil, err
 	}
+	if a.history, err = a.historyOf(s); err != nil {
+		a.server.Close()
+		return nil, err
+	}
 	a.nodes.client = a.server.Client("system:apiserver")
 	a.zones.client, a.secrets.client = a.nodes.client, a.nodes.client
 	if err := a.newClients(cfg, s, log); err != nil {
@@ -94,6 +104,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		return nil, err
 	}
 	authorize := newByCredential()
+	a.authorizer = authorize
 	return apiserver.New(apiserver.Config{
 		Store: s.store, Kinds: kind.All(), Listener: l,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
