@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
@@ -40,7 +42,7 @@ func openFeed(ctx context.Context, cfg ControlPlaneConfig, s *storage, actors *f
 		roots = []string{filepath.Join(cfg.DataDir, "feed")}
 	}
 	return feed.Open(ctx, feed.Config{
-		Store: s.store, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, Roots: roots, Copies: cfg.Feed.Copies,
+		Store: s.store, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, ResourceOf: resourceOf(), Roots: roots, Copies: cfg.Feed.Copies,
 		Retention: cfg.Feed.Retention, MaxAge: cfg.Feed.MaxAge, Logger: s.log.With("component", "feed"), Metrics: s.metrics,
 	})
 }
@@ -52,6 +54,23 @@ func skipFromFeed(key string) bool {
 		}
 	}
 	return false
+}
+
+// resourceOf returns what tells the resource of a key: its plural, or "other" for what is no object of a kind.
+func resourceOf() func(key string) string {
+	folders := map[string]string{}
+	for _, d := range kind.All() {
+		folder := d.Resource
+		if d.GVK.Group != "" {
+			folder = d.GVK.Group + "/" + d.Resource
+		}
+		folders[folder] = d.Resource
+	}
+	return func(key string) string {
+		first, rest, _ := strings.Cut(strings.TrimPrefix(key, feedPrefix), "/")
+		second, _, _ := strings.Cut(rest, "/")
+		return cmp.Or(folders[first], folders[first+"/"+second], "other")
+	}
 }
 
 // actorOf a request is its user.

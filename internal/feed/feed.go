@@ -41,6 +41,8 @@ type Config struct {
 	Skip   func(key string) bool
 	// Actors tells who made a change; nil: it is not known.
 	Actors *Actors
+	// ResourceOf a key, for metrics; its values must be few. Nil: changes are not counted.
+	ResourceOf func(key string) string
 	// Roots and Copies as in seglog.Options.
 	Roots  []string
 	Copies int
@@ -70,6 +72,8 @@ type Feed struct {
 	holds   map[string]seglog.Position
 
 	asked chan struct{} // to note how far the log is
+
+	changes *prometheus.CounterVec
 }
 
 // Open opens the log, and blocks while its files are read. What it has of a store that is not this one is put aside.
@@ -78,7 +82,7 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	f := &Feed{cfg: cfg, log: cfg.Logger, holds: map[string]seglog.Position{}, asked: make(chan struct{}, 1)}
+	f := &Feed{cfg: cfg, log: cfg.Logger, holds: map[string]seglog.Position{}, asked: make(chan struct{}, 1), changes: newChanges()}
 	now, err := cfg.Store.Revision(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the store's revision: %w", err)
@@ -100,7 +104,7 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 		}
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newCollector(f)); err != nil {
+		if err := errors.Join(cfg.Metrics.Register(newCollector(f)), cfg.Metrics.Register(f.changes)); err != nil {
 			return nil, errors.Join(err, f.Log.Close())
 		}
 	}
@@ -194,6 +198,7 @@ func (f *Feed) pump(ctx context.Context, w store.Watcher) error {
 			if err := f.Log.Append(entries, seglog.Position(b.Revision)); err != nil {
 				return err
 			}
+			f.count(entries)
 			f.report(nil)
 			if marked = false; !dirty {
 				dirty = true

@@ -2,6 +2,8 @@ package feed
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 )
 
 type collector struct {
@@ -58,6 +60,29 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range c.feed.Log.Roots() {
 		gauge(c.rootBytes, float64(r.Bytes), r.Dir)
 		gauge(c.rootUp, one(r.Problem == ""), r.Dir)
+	}
+}
+
+func newChanges() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "proxima_feed_changes_total", Help: "Changes that were written to the change feed, by resource and operation (create, update, delete).",
+	}, []string{"resource", "operation"})
+}
+
+// count changes that were written.
+func (f *Feed) count(entries []*seglog.Entry) {
+	if f.cfg.ResourceOf == nil {
+		return
+	}
+	for _, e := range entries {
+		operation := "update"
+		switch {
+		case e.Kind == seglog.Delete:
+			operation = "delete"
+		case e.Prev == 0:
+			operation = "create"
+		}
+		f.changes.WithLabelValues(f.cfg.ResourceOf(e.Key), operation).Inc()
 	}
 }
 
