@@ -52,6 +52,8 @@ type FeedStatus struct {
 	feed.Status
 	// Begins is when the feed begins to have all changes.
 	Begins time.Time `json:"begins"`
+	// Gap: what was committed before is not in the feed, as it could not be written in time.
+	Gap bool `json:"gap,omitempty"`
 	// SegmentList has the segments in order; only at FeedStatusPath.
 	SegmentList []seglog.SegmentInfo `json:"segmentList,omitempty"`
 }
@@ -63,8 +65,12 @@ func (c *Config) feedStatus(ctx context.Context, segments bool) *FeedStatus {
 	}
 	out := &FeedStatus{Status: c.History.Feed.Status(ctx)}
 	_, out.Begins = c.History.Begins()
+	list := c.History.Feed.Log.Segments()
+	for i := range list {
+		out.Gap = out.Gap || i > 0 && list[i].Gap
+	}
 	if segments {
-		out.SegmentList = c.History.Feed.Log.Segments()
+		out.SegmentList = list
 	}
 	return out
 }

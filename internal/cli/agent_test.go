@@ -158,7 +158,7 @@ func TestAgentStopped(t *testing.T) {
 // join leaves the credentials of a node in a directory, as `proxima node` does.
 func join(t *testing.T, dir, name string) (server string) {
 	t.Helper()
-	kubeconfig := startControlPlane(t, app.RoleStandalone)
+	kubeconfig := startControlPlane(t, app.RoleStandalone, "memory")
 	code, token, complaint := runHere(t, "token", "create", "--kind", "node", "--name", name, "--kubeconfig", kubeconfig)
 	if code != 0 {
 		t.Fatal(complaint)

@@ -25,6 +25,7 @@ type getFlags struct {
 	output        string
 	watch         bool
 	managedFields bool
+	at            string
 }
 
 func newGet(s *settings) *cobra.Command {
@@ -33,7 +34,7 @@ func newGet(s *settings) *cobra.Command {
 		Use:     "get KIND[,KIND…] [NAME…] | KIND/NAME…",
 		GroupID: "objects",
 		Short:   "List objects, or show some",
-		Example: "  proxima get services\n  proxima get services,dataplanes -l app=web\n  proxima get service/web dataplane/web-1\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml\n  proxima get endpointslices -l kubernetes.io/service-name=web --watch",
+		Example: "  proxima get services\n  proxima get services,dataplanes -l app=web\n  proxima get service/web dataplane/web-1\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml\n  proxima get endpointslices -l kubernetes.io/service-name=web --watch\n  proxima get endpointslices --at 2h",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.get(cmd.Context(), g, args)
@@ -47,6 +48,7 @@ func newGet(s *settings) *cobra.Command {
 	addOutputFlag(f, &g.output)
 	f.BoolVarP(&g.watch, "watch", "w", false, "go on and show every change, until interrupted")
 	f.BoolVar(&g.managedFields, "show-managed-fields", false, "with -o json or yaml: show who set which field")
+	f.StringVar(&g.at, "at", "", "show objects as they were at "+momentHelp+"; ages are those of now")
 	return cmd
 }
 
@@ -64,6 +66,14 @@ func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
 	if named(targets) && (g.selector != "" || g.allNamespaces) {
 		return usagef("a name goes with neither -l nor -A")
 	}
+	if g.at != "" {
+		if g.watch {
+			return usagef("--at does not go with --watch: see \"proxima feed tail\"")
+		}
+		if err := checkMoment("at", g.at); err != nil {
+			return err
+		}
+	}
 	if g.watch && (len(targets) > 1 || len(targets[0].names) > 1) {
 		return usagef("--watch takes one kind, and one name at most")
 	}
@@ -79,6 +89,9 @@ func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil // interrupted by the user
 	}
+	if g.at != "" {
+		return explainFeed(c.cfg, err)
+	}
 	return explainAPI(c.cfg, err)
 }
 
@@ -87,6 +100,8 @@ type query struct {
 	conn   *connection
 	flags  getFlags
 	target target
+	// position of what was answered with --at.
+	position string
 }
 
 func (q *query) asTable() bool { return q.flags.output == "table" || q.flags.output == "wide" }
@@ -118,7 +133,7 @@ func (q *query) request() (*rest.Request, error) {
 func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets []target) error {
 	requested, failed := 0, 0
 	var bodies [][]byte // of json and yaml
-	printed := false
+	printed, position := false, ""
 	for _, t := range targets {
 		q := &query{conn: c, flags: g, target: t}
 		found, err := q.answers(ctx, func(name string, err error) error {
@@ -131,6 +146,11 @@ func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets 
 		})
 		if err != nil {
 			return err
+		}
+		if position == "" && q.position != "" {
+			position = q.position
+			fmt.Fprintf(s.io.Err, "As of %s (position %s)\n", g.at, position)
+			g.at = position
 		}
 		requested += max(len(t.names), 1)
 		if !q.asTable() {
@@ -163,14 +183,7 @@ func (q *query) answers(ctx context.Context, refused func(name string, err error
 	}
 	var found [][]byte
 	for _, name := range names {
-		req, err := q.request()
-		if err != nil {
-			return nil, err
-		}
-		if name != "" {
-			req.Name(name)
-		}
-		body, err := perform(ctx, req)
+		body, err := q.body(ctx, name)
 		if err == nil && !q.asTable() {
 			body, err = q.tidy(body)
 		}
@@ -186,6 +199,25 @@ func (q *query) answers(ctx context.Context, refused func(name string, err error
 		found = append(found, body)
 	}
 	return found, nil
+}
+
+// body of the answer about an object; an empty name is a list.
+func (q *query) body(ctx context.Context, name string) ([]byte, error) {
+	if q.flags.at != "" {
+		body, position, err := q.bodyAt(ctx, name)
+		if err == nil { // all that one command shows is of one moment
+			q.position, q.flags.at = position, position
+		}
+		return body, err
+	}
+	req, err := q.request()
+	if err != nil {
+		return nil, err
+	}
+	if name != "" {
+		req.Name(name)
+	}
+	return perform(ctx, req)
 }
 
 // printTables prints the rows of one kind as one table. With several kinds names

@@ -152,7 +152,7 @@ func TestPlannerGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := &guided{t: t, dir: t.TempDir()}
-	kubeconfig := startControlPlane(t, app.RoleStandalone)
+	kubeconfig := startControlPlane(t, app.RoleStandalone, "memory")
 	guideCluster(t, kubeconfig)
 	data, err := os.ReadFile(kubeconfig)
 	if err != nil {

@@ -51,14 +51,17 @@ var update = flag.Bool("update", false, "write what commands print into the scri
 //	edit NAME KEY VALUE          sets a key of a ConfigMap, as the field manager "editor"
 //
 // What differs from run to run is normalised in the output: see normalise.
-func TestScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "script") }
+func TestScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "memory", "script") }
 
 // TestGlobalScripts runs the scripts in testdata/global against a global control plane, with
 // the same commands.
-func TestGlobalScripts(t *testing.T) { runScripts(t, app.RoleGlobal, "global") }
+func TestGlobalScripts(t *testing.T) { runScripts(t, app.RoleGlobal, "memory", "global") }
 
-func runScripts(t *testing.T, role app.Role, dir string) {
-	kubeconfig := startControlPlane(t, role)
+// TestFeedScripts runs the scripts in testdata/feed against a control plane with a change feed, with the same commands.
+func TestFeedScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "sqlite", "feed") }
+
+func runScripts(t *testing.T, role app.Role, store, dir string) {
+	kubeconfig := startControlPlane(t, role, store)
 	testscript.Run(t, testscript.Params{
 		Dir:           filepath.Join("testdata", dir),
 		UpdateScripts: *update,
@@ -95,7 +98,7 @@ func runScripts(t *testing.T, role app.Role, dir string) {
 var quietKlog = sync.OnceFunc(func() { adoptKlog(slog.New(slog.DiscardHandler)) })
 
 // startControlPlane runs one until the test ends, and returns its kubeconfig.
-func startControlPlane(t *testing.T, role app.Role) string {
+func startControlPlane(t *testing.T, role app.Role, store string) string {
 	t.Helper()
 	grpcPort := 0
 	if role == app.RoleGlobal {
@@ -107,7 +110,7 @@ func startControlPlane(t *testing.T, role app.Role) string {
 	ready, done := make(chan app.Serving, 1), make(chan error, 1)
 	go func() {
 		done <- app.RunControlPlane(ctx, app.ControlPlaneConfig{
-			Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: grpcPort, Role: role,
+			Store: store, DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: grpcPort, Role: role,
 			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		}, func(s app.Serving) { ready <- s })
 	}()
@@ -404,6 +407,7 @@ var volatile = []struct {
 }{
 	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`), "UID"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`TIME {2}\d+ {2}`), "TIME  N  "}, // a position of the change feed
 	{regexp.MustCompile(`(resourceVersion"?: )"\d+"`), `${1}"RV"`},
 	{regexp.MustCompile(`\b10\.96\.\d+\.\d+\b`), "VIP"},
 	// The alphabet of names that the server generates.

@@ -191,6 +191,7 @@ func (o *overview) findProblems() {
 		}
 		o.Problems = append(o.Problems, doctor.DamageProblems(cp.Store)...)
 		o.Problems = append(o.Problems, doctor.AuditProblems(cp.Audit)...)
+		o.Problems = append(o.Problems, doctor.FeedProblems(cp.Feed)...)
 		o.Problems = append(o.Problems, doctor.MachineProblems(cp, defaultProbePort, time.Now())...)
 		for _, d := range cp.InServiceRanges {
 			o.problem("dataplane %s has an address in a service range, which agents do not use as an endpoint: give it another", d)
@@ -323,6 +324,9 @@ func (o *overview) print(out io.Writer) error {
 			}
 		} else {
 			fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
+		}
+		if cp.Feed != nil {
+			fmt.Fprintf(w, "change feed\t%s\n", feedText(cp.Feed))
 		}
 		printFederation(w, cp.Federation)
 	}

@@ -9,6 +9,7 @@ const (
 	checkControlPlane   = "control-plane"
 	checkStore          = "store"
 	checkAudit          = "audit"
+	checkFeed           = "feed"
 	checkMachines       = "machines"
 	checkZones          = "zones"
 	checkRegistries     = "registries"
@@ -55,6 +56,7 @@ func Checks() []Check {
 		{checkControlPlane, "The control plane answers, trusts the credentials, and has this machine's time.", "See the code; set both clocks by NTP."},
 		{checkStore, "The store of the control plane accepts writes.", "Free space on its disk."},
 		{checkAudit, "The control plane can write its audit logs.", "Free space on its disk."},
+		{checkFeed, "The control plane writes its change feed, at all its roots, without a gap.", "Free space on its disk, or another root (`--feed-root`)."},
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
 		{checkZones, "Control planes of zones and global are connected; no deletions are held, and no objects refused.",
 			"Start what does not run; `proxima zone confirm` for what is held."},

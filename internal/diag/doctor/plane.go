@@ -77,6 +77,9 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 		f.fail(problem.StoreDamaged, strings.Join(damage, "; "), fixDamage)
 	}
 	out := []Finding{f, auditState(status.Audit)}
+	if status.Feed != nil {
+		out = append(out, feedState(status.Feed))
+	}
 	if status.Role != "global" { // which has no nodes
 		out = append(out, x.machines(status, time.Now()))
 	}
@@ -118,6 +121,43 @@ func AuditProblems(logs audit.States) []string {
 			"is there free space in the data directory, and is it writable?", name, since, log.Problem, log.Lost))
 	}
 	return out
+}
+
+// FeedProblems are what is wrong with the change feed, a sentence for each.
+func FeedProblems(f *admin.FeedStatus) []string {
+	if f == nil {
+		return nil
+	}
+	var out []string
+	if f.Problem != "" {
+		since := ""
+		if f.Since != nil {
+			since = " for " + duration.HumanDuration(time.Since(*f.Since))
+		}
+		out = append(out, fmt.Sprintf("the change feed is not written%s: %s: requests go on, and the store keeps its changes for the feed for an hour", since, f.Problem))
+	}
+	for _, r := range f.Roots {
+		if r.Problem != "" {
+			out = append(out, fmt.Sprintf("root %s of the change feed takes no segments: %s", r.Dir, r.Problem))
+		}
+	}
+	if f.Gap {
+		out = append(out, fmt.Sprintf("the change feed has a gap before %s, position %d: changes before it are not shown",
+			f.Begins.UTC().Format(time.RFC3339), f.First))
+	}
+	return out
+}
+
+// feedState is whether the change feed is written everywhere.
+func feedState(status *admin.FeedStatus) Finding {
+	f := Finding{
+		ID: checkFeed, Check: "change feed of the control plane",
+		Note: fmt.Sprintf("is written, and begins at %s", status.Begins.UTC().Format(time.RFC3339)),
+	}
+	if problems := FeedProblems(status); len(problems) > 0 {
+		f.fail(problem.FeedUnwritable, strings.Join(problems, "; "), "free space on the disk, or give the feed another with --feed-root; what is past a gap is lost")
+	}
+	return f
 }
 
 // auditState is whether the control plane can write its audit logs.

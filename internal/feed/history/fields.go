@@ -44,7 +44,7 @@ func fieldsOf(before, after map[string]any, sealed bool) []Field {
 }
 
 func (d *differ) values(path string, before, after any) {
-	if slices.Contains(noise, path) || reflect.DeepEqual(before, after) {
+	if slices.Contains(noise, path) || reflect.DeepEqual(before, after) || empty(before) && empty(after) {
 		return
 	}
 	bm, bok := before.(map[string]any)
@@ -60,6 +60,19 @@ func (d *differ) values(path string, before, after any) {
 		return
 	}
 	d.add(path, before, after)
+}
+
+// empty reports whether a value is none, or has nothing in it.
+func empty(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		return len(v) == 0
+	case []any:
+		return len(v) == 0
+	}
+	return false
 }
 
 func (d *differ) maps(path string, before, after map[string]any) {
