@@ -309,6 +309,9 @@ func (f *Feed) Release(name string) {
 	delete(f.holds, name)
 }
 
+// Epoch of the store that positions are revisions of.
+func (f *Feed) Epoch() string { return f.cfg.Store.Epoch() }
+
 // Compactable is the revision up to which the store may forget its history: what is above is not yet on the disks of the
 // log. It does not wait for a log that cannot be written for longer than an hour; the log has a gap then.
 func (f *Feed) Compactable() store.Revision {
