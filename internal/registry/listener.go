@@ -91,6 +91,22 @@ func (c *eitherConn) decide() (net.Conn, error) {
 	return nil, c.err
 }
 
+// TLSState of a connection that a Listener accepted and that has been read from; nil: it has no TLS.
+func TLSState(c net.Conn) *tls.ConnectionState {
+	if e, ok := c.(*eitherConn); ok {
+		use := e.use.Load()
+		if use == nil {
+			return nil
+		}
+		c = *use
+	}
+	if t, ok := c.(*tls.Conn); ok {
+		state := t.ConnectionState()
+		return &state
+	}
+	return nil
+}
+
 func (c *eitherConn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil

@@ -320,6 +320,16 @@ func (c *Cursors) move(s *State, to seglog.Position) {
 // Open opens a cursor for acknowledging; the caller closes it. Errors: ErrNotFound, ErrInUse, *seglog.ExpiredError, after which
 // Seek makes it usable.
 func (c *Cursors) Open(ctx context.Context, name string) (*Cursor, error) {
+	return c.opened(ctx, name, false)
+}
+
+// OpenExpired is Open for who can go on from the live state of the store: an expired cursor is no error, and one with positions of
+// another history is set to the beginning.
+func (c *Cursors) OpenExpired(ctx context.Context, name string) (*Cursor, error) {
+	return c.opened(ctx, name, true)
+}
+
+func (c *Cursors) opened(ctx context.Context, name string, expired bool) (*Cursor, error) {
 	cur := &Cursor{all: c, name: name, lost: make(chan struct{})}
 	cur.writing.Lock() // nobody writes it before it is read
 	defer cur.writing.Unlock()
@@ -331,8 +341,12 @@ func (c *Cursors) Open(ctx context.Context, name string) (*Cursor, error) {
 	c.open[name] = cur
 	c.mu.Unlock()
 	s, modified, err := c.read(ctx, name)
-	if err == nil {
+	switch {
+	case err != nil:
+	case !expired:
 		err = c.Expired(s)
+	case s.Epoch != c.cfg.Store.Epoch():
+		c.move(s, 0)
 	}
 	if err != nil {
 		c.forget(cur)
