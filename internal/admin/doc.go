@@ -37,7 +37,7 @@ import (
 )
 
 // Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
-// RegistryTroubles and History,
+// RegistryTroubles, History, Sinks and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -86,6 +86,8 @@ type Config struct {
 	Following func() *ProxiesStatus
 	// Registries that this instance serves; nil: none.
 	Registries func() []registry.Status
+	// Pulsar clients that read the change feed; nil, or if it returns nil: they are not served.
+	Pulsar func() *PulsarStatus
 	// RegistryTroubles is what is wrong with what clients of registries registered; nil: nobody looks.
 	RegistryTroubles func() []registry.Trouble
 	// Checks asks zones; at global.

@@ -83,6 +83,8 @@ type Status struct {
 	Proxies *ProxiesStatus `json:"proxies,omitempty"`
 	// Registries whose protocols this instance serves.
 	Registries []registry.Status `json:"registries,omitempty"`
+	// Pulsar clients that read the change feed at this instance; absent: they are not served.
+	Pulsar *PulsarStatus `json:"pulsar,omitempty"`
 	// RegistryTroubles is what is wrong with what clients of registries registered.
 	RegistryTroubles []registry.Trouble `json:"registryTroubles,omitempty"`
 	// Refused are agents whose versions are too far from that of this control plane.
@@ -91,6 +93,17 @@ type Status struct {
 	Federation *FederationStatus `json:"federation,omitempty"`
 	// Feed of changes; absent: this control plane keeps none.
 	Feed *FeedStatus `json:"feed,omitempty"`
+}
+
+// PulsarStatus is about clients of Pulsar that read the change feed.
+type PulsarStatus struct {
+	// Address on which they are served.
+	Address       string `json:"address"`
+	Connections   int    `json:"connections"`
+	Consumers     int    `json:"consumers"`
+	Subscriptions int    `json:"subscriptions"`
+	// MaxConsumers that may be connected.
+	MaxConsumers int `json:"maxConsumers"`
 }
 
 // HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.
@@ -276,6 +289,9 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	}
 	if h.Registries != nil {
 		s.Registries = h.Registries()
+	}
+	if h.Pulsar != nil {
+		s.Pulsar = h.Pulsar()
 	}
 	if h.RegistryTroubles != nil {
 		s.RegistryTroubles = h.RegistryTroubles()

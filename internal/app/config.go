@@ -55,6 +55,8 @@ type ControlPlaneConfig struct {
 	Registries RegistriesConfig
 	// Feed of changes.
 	Feed FeedConfig
+	// Pulsar is the protocol for readers of the feed.
+	Pulsar PulsarConfig
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
 	// OneAddressPool and OneNodePortPool: see apiserver.Config.

@@ -20,7 +20,7 @@ const ClusterDomain = "cluster.local"
 // RunControlPlane runs a control plane, in the role of cfg, until ctx ends, and calls ready
 // once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
-	if err := errors.Join(checkXDS(&cfg), checkRegistries(&cfg)); err != nil {
+	if err := errors.Join(checkXDS(&cfg), checkRegistries(&cfg), checkPulsar(&cfg)); err != nil {
 		return err
 	}
 	switch {
@@ -78,6 +78,8 @@ type standalone struct {
 	proxies *proxies
 	// registries for clients of their protocols; nil: they are not served.
 	registries *registries
+	// readers of the change feed by the protocol of Pulsar; nil: they are not served.
+	readers *pulsarReaders
 	// insights of proxies and certificates.
 	insights *insights
 	// zone is the connection to global; nil: this is not the control plane of a zone.
@@ -138,6 +140,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.registries, err = newRegistries(cfg, cp.storage, cp.api, cp.instance, cp.others, cp.log); err != nil {
 		return nil, err
 	}
+	if cp.readers, err = newPulsar(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
+		return nil, err
+	}
 	if cp.others.ballots != nil {
 		cp.instance.passReports(cp.storage.ca, cp.others.leaderAddress)
 	}
@@ -177,6 +182,7 @@ func (cp *standalone) components() []component {
 		cp.insights.components(),
 		cp.proxies.components(),
 		cp.registries.components(),
+		cp.readers.components(),
 		cp.others.components(),
 		cp.names.components(),
 		cp.leader.components(),
@@ -205,7 +211,7 @@ func (cp *standalone) handle() {
 		Role:      string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Unreadable: a.server.Unreadable, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status,
+		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Pulsar: cp.readers.status,
 		RegistryTroubles: cp.registryTroubles, History: a.history, Authorizer: a.authorizer, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
@@ -225,6 +231,7 @@ func (cp *standalone) close() {
 	cp.names.close()
 	cp.proxies.close()
 	cp.registries.close()
+	cp.readers.close()
 	if cp.identities != nil {
 		cp.identities.link.close()
 	}

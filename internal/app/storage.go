@@ -11,6 +11,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/feed/cursor"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -36,6 +37,8 @@ type storage struct {
 	audit        *audit.Logs
 	// feed of changes; nil: there is none.
 	feed *feed.Feed
+	// cursors of those who follow the feed; nil: there is none.
+	cursors *cursor.Cursors
 	// sharing of the key ring with the other instances; nil: there are none.
 	sharing *ringSharing
 }
@@ -95,6 +98,12 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if s.feed, err = openFeed(ctx, cfg, s, actors); err != nil {
 		return nil, err
 	}
+	if s.feed != nil {
+		s.cursors, err = cursor.New(ctx, cursor.Config{Store: s.store, Feed: s.feed, Logger: s.log.With("component", "feed")})
+		if err != nil {
+			return nil, err
+		}
+	}
 	s.audit = audit.OpenLogs(cfg.DataDir, log.With("component", "audit"), s.metrics)
 	return s, nil
 }
@@ -105,7 +114,7 @@ func (s *storage) components() []component {
 		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.compactable, s.log) }},
 	}
 	if s.feed != nil {
-		out = append(out, component{Name: "change feed", Run: s.feed.Run})
+		out = append(out, component{Name: "change feed", Run: s.feed.Run}, component{Name: "cursors", Run: s.cursors.Run})
 	}
 	if s.shared() {
 		out = append(out, component{Name: "shared keys", Run: s.followKeys})

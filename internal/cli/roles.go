@@ -60,6 +60,7 @@ type planeFlags struct {
 	topologyMode string
 	registries   registryFlags
 	feed         feedFlags
+	pulsarPort   int
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -70,6 +71,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	p.xdsChosen = func() bool { return f.Changed("xds-port") }
 	p.registries.add(f)
 	p.feed.add(f)
+	f.IntVar(&p.pulsarPort, "pulsar-port", 0, "port for clients of Apache Pulsar that read the change feed, on the API's host, with TLS as --registry-tls says; 6650 is usual; 0: off")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
 	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
@@ -136,7 +138,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	}
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
-		Registries: registries, Feed: feed,
+		Registries: registries, Feed: feed, Pulsar: app.PulsarConfig{Port: p.pulsarPort, TLS: registries.TLS},
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
 		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, ExternalIPRanges: externalIPs,
