@@ -180,7 +180,7 @@ was changed since then. Its JSON has one change in each line.`,
 	f.StringVar(&t.from, "from", "", "begin after "+momentHelp+" (default: now)")
 	f.StringVarP(&t.output, "output", "o", "table", "table or json")
 	f.BoolVar(&t.full, "full", false, "with -o json: whole objects; with the table: all fields that changed")
-	f.IntVar(&t.limit, "limit", 0, "end after this many changes; 0: go on until interrupted")
+	f.IntVar(&t.limit, "count", 0, "end after this many changes; 0: go on until interrupted")
 	return cmd
 }
 
@@ -189,7 +189,7 @@ func (s *settings) feedTail(ctx context.Context, t tailFlags, args []string) err
 		return usagef("-o %q: choose table or json", t.output)
 	}
 	if t.limit < 0 {
-		return usagef("--limit %d: must not be negative", t.limit)
+		return usagef("--count %d: must not be negative", t.limit)
 	}
 	if t.from != "" {
 		if err := checkMoment("from", t.from); err != nil {

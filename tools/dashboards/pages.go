@@ -31,6 +31,8 @@ func overview() page {
 			graph("Commits of the store", "How long they take, p50 and p99.", "s",
 				series{`histogram_quantile(0.5, sum by (le) (rate(proxima_store_operation_seconds_bucket{operation="commit"}[5m])))`, "p50"},
 				series{`histogram_quantile(0.99, sum by (le) (rate(proxima_store_operation_seconds_bucket{operation="commit"}[5m])))`, "p99"}),
+			graph("Changes per kind", "Committed changes of objects, as the change feed has them.", "ops",
+				series{"sum by (resource) (rate(proxima_feed_changes_total[5m]))", "{{resource}}"}),
 			graph("New connections to Services", "As agents report them.", "cps",
 				series{"sum(rate(proxima_demand_connections_total[1m]))", "connections"}),
 			graph("Requests that the API refused", "By the limit that they went beyond.", "ops",

@@ -5,7 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -19,5 +22,25 @@ func TestAuditLogCannotBeWritten(t *testing.T) {
 	}
 	if f := auditState(audit.States{"audit": {}}); f.Problem != "" || len(AuditProblems(nil)) != 0 {
 		t.Errorf("a problem where there is none: %+v", f)
+	}
+}
+
+// TestFeedProblems: the finding says what is wrong with the change feed, and where.
+func TestFeedProblems(t *testing.T) {
+	since := time.Now().Add(-5 * time.Minute)
+	for name, tc := range map[string]struct {
+		status admin.FeedStatus
+		want   string
+	}{
+		"not written": {admin.FeedStatus{Status: feed.Status{Problem: "no space left on device", Since: &since}}, "the change feed is not written for 5m: no space left on device"},
+		"a root":      {admin.FeedStatus{Status: feed.Status{Roots: []seglog.RootInfo{{Dir: "/a"}, {Dir: "/b", Problem: "read-only file system"}}}}, "root /b of the change feed takes no segments: read-only file system"},
+		"a gap":       {admin.FeedStatus{Gap: true, Status: feed.Status{First: 41}}, "the change feed has a gap before 0001-01-01T00:00:00Z, position 41"},
+	} {
+		if f := feedState(&tc.status); !strings.Contains(f.Problem, tc.want) || f.Fix == "" || f.Code != problem.FeedUnwritable {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	if f := feedState(&admin.FeedStatus{}); f.Problem != "" || len(FeedProblems(nil)) != 0 {
+		t.Errorf("%+v", f)
 	}
 }
