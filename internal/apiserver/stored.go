@@ -27,9 +27,6 @@ type storedKind struct {
 	resource *kvstorage.Resource
 }
 
-// folderPrefix is what keys of objects begin with; see kvstorage.RESTConfig.PathPrefix.
-const folderPrefix = "/registry"
-
 // Stored is how this server stores objects.
 func (s *Server) Stored() (*Stored, error) {
 	out := &Stored{}
@@ -41,11 +38,11 @@ func (s *Server) Stored() (*Stored, error) {
 		if err != nil {
 			return nil, err
 		}
-		prefix := folderPrefix + "/" + kind.Resource + "/"
-		if kind.GVK.Group != "" {
-			prefix = folderPrefix + "/" + kind.GVK.Group + "/" + kind.Resource + "/"
+		key, err := r.KeyFor("", "x")
+		if err != nil {
+			return nil, err
 		}
-		out.kinds = append(out.kinds, storedKind{kind, prefix, r})
+		out.kinds = append(out.kinds, storedKind{kind, strings.TrimSuffix(key, "x"), r})
 	}
 	slices.SortFunc(out.kinds, func(a, b storedKind) int { return strings.Compare(b.prefix, a.prefix) })
 	return out, nil
