@@ -248,13 +248,10 @@ func (w changeWriter) print(c *history.Change) {
 	}
 }
 
-// planeUsers are the users as whom parts of the control plane write.
-const planeUsers = "system:proxima:"
-
 // whoOf a change made it, and how.
 func whoOf(c *history.Change) string {
 	who := cmp.Or(c.User, "an unknown user")
-	if part, ok := strings.CutPrefix(c.User, planeUsers); ok {
+	if part := partOf(c.User); part != "" {
 		who = "the control plane"
 		if c.Manager == "" {
 			who += " (" + part + ")"
@@ -270,6 +267,17 @@ func whoOf(c *history.Change) string {
 		}
 	}
 	return who
+}
+
+// partOf the control plane that writes as a user; empty: it is none.
+func partOf(user string) string {
+	if part, ok := strings.CutPrefix(user, "system:proxima:"); ok {
+		return part
+	}
+	if user == "system:apiserver" {
+		return "apiserver"
+	}
+	return ""
 }
 
 // maxValue is how much of a value is shown.

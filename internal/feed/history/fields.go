@@ -13,8 +13,8 @@ import (
 
 // Field is one field that a change set, changed or removed.
 type Field struct {
-	// Path of the field, as in spec.ports[0].port. An element of a list that moved is named by what identifies it, as in
-	// endpoints[10.0.0.7].
+	// Path of the field, as in spec.ports[0].port. An element of a list is named by what identifies it, if all have that, as
+	// in endpoints[10.0.0.7].
 	Path string `json:"path"`
 	// From and To are its value before and after; absent: it was not there.
 	From json.RawMessage `json:"from,omitempty"`
@@ -27,6 +27,7 @@ type Field struct {
 var noise = []string{
 	"apiVersion", "kind", "metadata.managedFields", "metadata.resourceVersion", "metadata.generation", "metadata.uid",
 	"metadata.creationTimestamp", "metadata.name", "metadata.namespace",
+	`metadata.annotations["endpoints.kubernetes.io/last-change-trigger-time"]`,
 }
 
 // differ collects the fields in which two objects differ.
@@ -91,7 +92,7 @@ func (d *differ) maps(path string, before, after map[string]any) {
 // lists are compared by what identifies their elements, if all have such, and else by position.
 func (d *differ) lists(path string, before, after []any) {
 	was, is := identities(before), identities(after)
-	if was == nil || is == nil || slices.Equal(was, is) {
+	if was == nil || is == nil {
 		for i := range max(len(before), len(after)) {
 			d.values(path+"["+strconv.Itoa(i)+"]", at(before, i), at(after, i))
 		}

@@ -61,7 +61,9 @@ type Operation string
 const (
 	Create Operation = "create"
 	Update Operation = "update"
-	Delete Operation = "delete"
+	// Terminate is a deletion that begins: the object is there until its grace period or its finalizers end.
+	Terminate Operation = "terminate"
+	Delete    Operation = "delete"
 )
 
 // Change of one object.
@@ -280,6 +282,9 @@ func (r *Reader) change(ctx context.Context, e *seglog.Entry, full bool) Change 
 	if c.Operation == Update && before == nil {
 		c.Problem = "the state before it is not in the change feed any more"
 	}
+	if before != nil && after != nil && before.GetDeletionTimestamp() == nil && after.GetDeletionTimestamp() != nil {
+		c.Operation = Terminate
+	}
 	c.Manager = managerOf(before, after)
 	if err := r.describe(&c, kind, before, after, full); err != nil {
 		c.Problem = err.Error()
@@ -298,7 +303,7 @@ func (r *Reader) describe(c *Change, kind *resource.Descriptor, before, after re
 		return err
 	}
 	sealed := r.Sealed(kind)
-	if c.Operation == Create || c.Operation == Update && before != nil {
+	if c.Operation == Create || before != nil && after != nil {
 		c.Fields = fieldsOf(was, is, sealed)
 	}
 	now, object := after, is
