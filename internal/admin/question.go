@@ -145,7 +145,14 @@ func explainService(c Config, q url.Values) (any, error) {
 	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}
+	if c.History != nil && len(service.Spec.Selector) > 0 && !hasEndpoints(slices) {
+		e.History = "proxima history endpointslices -n " + key.Namespace
+	}
 	return e, nil
+}
+
+func hasEndpoints(all []*proxy.Slice) bool {
+	return slices.ContainsFunc(all, func(s *proxy.Slice) bool { return len(s.Endpoints) > 0 })
 }
 
 // registrationsOf the endpoints of a Service that clients of registries registered, by ADDRESS:PORT.

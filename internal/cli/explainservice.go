@@ -238,6 +238,9 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		fmt.Fprintf(out, "does not hold: %s\n", text)
 	}
 	printMesh(out, e)
+	if e.History != "" {
+		fmt.Fprintf(out, "it has no endpoints; what became of them: %s\n", e.History)
+	}
 	for _, p := range e.Ports {
 		for _, f := range p.Families {
 			fmt.Fprintf(out, "\nport %d/%s %s: %s\n  decided by: %s\n", p.Port, p.Protocol, f.Family, f.Outcome, f.Rule)

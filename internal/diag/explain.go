@@ -43,6 +43,8 @@ type Service struct {
 	Guards []Guard `json:"guards,omitempty"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
+	// History is the command that shows where its endpoints went; empty: it has some, or no changes are kept.
+	History string `json:"history,omitempty"`
 }
 
 // MeshName is a name below "mesh", with its domain.
