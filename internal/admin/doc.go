@@ -94,6 +94,8 @@ type Config struct {
 	Checks ZoneChecks
 	// History of objects, from the change feed; nil: there is none. Authorizer decides who may read it.
 	History    *history.Reader
+	// Sinks of the change feed; nil: there is none.
+	Sinks FeedSinks
 	Authorizer authorizer.UnconditionalAuthorizer
 	Logger     *slog.Logger
 }

@@ -81,6 +81,7 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 	to[FeedHistoryPath] = get(feedHandler{c, feedHistory})
 	to[FeedStatePath] = get(feedHandler{c, feedState})
 	to[FeedTailPath] = get(feedHandler{c, feedTail})
+	to[FeedSinksPath] = sinksHandler{c}
 	return to
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
+	"github.com/proxima-mesh/proxima/internal/feed/sink"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -37,6 +38,8 @@ type api struct {
 	authorizer authorizer.UnconditionalAuthorizer
 	// history of objects; nil: there is none.
 	history *history.Reader
+	// sinks of the change feed; nil: there is none.
+	sinks *sink.Sinks
 	// sessions end requests and streams whose credentials are revoked.
 	sessions *access.Sessions
 	// holders distinguish machines of one node name.
@@ -86,6 +89,10 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 		return nil, err
 	}
 	if a.history, err = a.historyOf(s); err != nil {
+		a.server.Close()
+		return nil, err
+	}
+	if a.sinks, err = a.sinksOf(cfg, s, log); err != nil {
 		a.server.Close()
 		return nil, err
 	}
@@ -172,6 +179,14 @@ func (a *api) components() []component {
 		{Name: "API", Run: a.server.Run, Ready: a.server.Ready()},
 		{Name: "cached reads", Run: a.memory.Run},
 	}
+}
+
+// followers of the change feed, which send its changes on.
+func (a *api) followers() []component {
+	if a.sinks == nil {
+		return nil
+	}
+	return []component{{Name: "sinks of the change feed", Scope: leader, Run: a.sinks.Run}}
 }
 
 // writes are admitted by what a credential may write, by which machine has the name of a

@@ -176,6 +176,7 @@ func (g *global) components() []component {
 			{Name: "gRPC", Run: g.instance.serve},
 		},
 		g.others.components(),
+		g.api.followers(),
 		g.roots.components(),
 		[]component{
 			{Name: "namespace controller", Scope: leader, Run: g.runNamespaces},
@@ -261,7 +262,7 @@ func (g *global) handle() {
 	for path, handler := range admin.GlobalHandlers(admin.Config{
 		Role: string(RoleGlobal), StoreName: storeName(g.cfg.Store), Started: g.started, DataDir: g.cfg.DataDir,
 		Store: s.store, Unreadable: g.api.server.Unreadable, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.instances, Proxies: g, Checks: g,
-		History: a.history, Authorizer: a.authorizer, Logger: g.log,
+		History: a.history, Sinks: a.adminSinks(), Authorizer: a.authorizer, Logger: g.log,
 	}) {
 		handlers[path] = handler
 	}

@@ -1,10 +1,17 @@
 package app
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"slices"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
+	"github.com/proxima-mesh/proxima/internal/feed/sink"
+	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // historyOf objects, from the change feed; nil: there is none.
@@ -25,4 +32,47 @@ func (a *api) historyOf(s *storage) (*history.Reader, error) {
 			return prefix != "" && !skipFromFeed(prefix)
 		},
 	}), nil
+}
+
+// sinksOf the change feed; nil: there is none.
+func (a *api) sinksOf(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*sink.Sinks, error) {
+	if a.history == nil {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return sink.New(sink.Config{
+		History: a.history, Cursors: s.cursors, Records: sinkRecords{sealed.NewRecords(s.store, s.keys)},
+		Source: fmt.Sprintf("//proxima/%s/%s", cfg.role(), cfg.site()), Known: a.knownToFeed, Logger: log.With("component", "sinks"), Metrics: s.metrics,
+	})
+}
+
+// knownToFeed reports whether the feed has a resource, which is named as in "dataplanes.mesh.proxima.dev".
+func (a *api) knownToFeed(name string) bool {
+	return slices.ContainsFunc(kind.All(), func(d *resource.Descriptor) bool { return d.GroupResource().String() == name && a.history.Kept(d) })
+}
+
+// adminSinks are those of the API; nil, and not a nil *sink.Sinks, if there is none.
+func (a *api) adminSinks() admin.FeedSinks {
+	if a.sinks == nil {
+		return nil
+	}
+	return a.sinks
+}
+
+// sinkRecords are the specs of sinks, encrypted, as they have the secrets of signatures.
+type sinkRecords struct{ *sealed.Records }
+
+// Load implements sink.Records.
+func (r sinkRecords) Load(ctx context.Context, name string) ([]byte, error) {
+	return r.Record(name).Simple().Load(ctx)
+}
+
+// Create implements sink.Records.
+func (r sinkRecords) Create(ctx context.Context, name string, data []byte) error {
+	_, err := r.Record(name).Save(ctx, data, 0)
+	return err
+}
+
+// Delete implements sink.Records.
+func (r sinkRecords) Delete(ctx context.Context, name string) error {
+	return r.Record(name).Delete(ctx)
 }

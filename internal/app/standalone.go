@@ -186,6 +186,7 @@ func (cp *standalone) components() []component {
 		cp.others.components(),
 		cp.names.components(),
 		cp.leader.components(),
+		cp.api.followers(),
 		cp.zone.components(),
 		[]component{{Name: "kubeconfig", Ready: cp.complete, Run: publisher{
 			cfg: cp.cfg, tables: cp.instance.catalog, unreadable: cp.api.server.Unreadable, ca: cp.storage.ca, url: cp.serving().API,
@@ -212,7 +213,7 @@ func (cp *standalone) handle() {
 		Store: s.store, Unreadable: a.server.Unreadable, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Pulsar: cp.readers.status,
-		RegistryTroubles: cp.registryTroubles, History: a.history, Authorizer: a.authorizer, Logger: cp.log,
+		RegistryTroubles: cp.registryTroubles, History: a.history, Sinks: a.adminSinks(), Authorizer: a.authorizer, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}
