@@ -97,7 +97,9 @@ type Config struct {
 	// Sinks of the change feed; nil: there is none.
 	Sinks FeedSinks
 	Authorizer authorizer.UnconditionalAuthorizer
-	Logger     *slog.Logger
+	// Cursors of those who follow the feed; required with History.
+	Cursors Cursors
+	Logger  *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.

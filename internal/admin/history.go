@@ -82,6 +82,8 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 	to[FeedStatePath] = get(feedHandler{c, feedState})
 	to[FeedTailPath] = get(feedHandler{c, feedTail})
 	to[FeedSinksPath] = sinksHandler{c}
+	to[FeedCursorsPath] = get(feedHandler{c, feedCursors})
+	to[FeedSeekPath] = seekHandler{c}
 	return to
 }
 

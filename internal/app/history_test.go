@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/feed/cursor"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
@@ -394,6 +395,53 @@ func TestHistoryAccess(t *testing.T) {
 		if code, _, body := p.ask(users[user], admin.FeedStatusPath); code != want {
 			t.Errorf("%s: status of the feed: %d %s, want %d", user, code, body, want)
 		}
+	}
+}
+
+// TestFeedCursors: administrators see and set how far a subscriber has come; others do not set it.
+func TestFeedCursors(t *testing.T) {
+	p := startFed(t, FeedConfig{})
+	if _, err := p.cp.storage.cursors.Create(t.Context(), "billing", cursor.Shared, 7, nil); err != nil {
+		t.Fatal(err)
+	}
+	eve := p.as(identity.ReadOnly, "eve")
+	if code, _, body := p.ask(eve, admin.FeedCursorsPath); code != http.StatusOK || !strings.Contains(body, `"name":"billing","type":"shared","mark":7`) {
+		t.Errorf("cursors: %d %s", code, body)
+	}
+	seek := func(cfg *rest.Config, name, to string) (int, string) {
+		client, err := rest.HTTPClientFor(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.CloseIdleConnections()
+		resp, err := client.Post(cfg.Host+admin.FeedSeekPath, "application/json", strings.NewReader(fmt.Sprintf(`{"name":%q,"to":%q}`, name, to)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	for what, tc := range map[string]struct {
+		as       *rest.Config
+		name, to string
+		code     int
+	}{
+		"a reader": {eve, "billing", "3", http.StatusForbidden}, "no such": {p.rest, "absent", "3", http.StatusNotFound},
+		"the future": {p.rest, "billing", "99999", http.StatusBadRequest}, "before the feed": {p.rest, "billing", "24h", http.StatusGone},
+	} {
+		if code, body := seek(tc.as, tc.name, tc.to); code != tc.code {
+			t.Errorf("%s: %d %s, want %d", what, code, body, tc.code)
+		}
+	}
+	if s, err := p.cp.storage.cursors.Get(t.Context(), "billing"); err != nil || s.Mark != 7 {
+		t.Errorf("a refused seek: %+v, %v", s, err)
+	}
+	if code, body := seek(p.rest, "billing", "3"); code != http.StatusOK || !strings.Contains(body, `"mark":3`) {
+		t.Errorf("seek: %d %s", code, body)
 	}
 }
 

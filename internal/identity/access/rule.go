@@ -88,7 +88,7 @@ func Rules() []Rule {
 			Why: "metrics and console"},
 		{Group: identity.GroupReadOnly, Verbs: []string{"get"}, Paths: []string{"/proxima/v1/explain/*", "/proxima/v1/simulate"},
 			Why: "why traffic goes where it goes, and what would change it"},
-		{Group: identity.GroupReadOnly, Verbs: []string{"get"}, Paths: []string{"/proxima/v1/status", "/proxima/v1/feed/status", "/proxima/v1/demand", "/proxima/v1/zones/shift"},
+		{Group: identity.GroupReadOnly, Verbs: []string{"get"}, Paths: []string{"/proxima/v1/status", "/proxima/v1/feed/status", "/proxima/v1/feed/cursors", "/proxima/v1/demand", "/proxima/v1/zones/shift"},
 			Why: "how the control plane is, where traffic starts, and what a zone shift would move"},
 		{Group: identity.GroupReadOnly, Verbs: []string{"post"}, Paths: []string{"/proxima/v1/simulate/all"},
 			Why: "a question with a body: it changes nothing"},
