@@ -346,6 +346,9 @@ func (o *overview) print(out io.Writer) error {
 		if p := cp.Proxies; p != nil && p.Connected > 0 {
 			fmt.Fprintf(w, "proxies\t%d follow, %d behind, %d reject a resource\n", p.Connected, p.Behind, p.Rejecting)
 		}
+		if p := cp.Pulsar; p != nil {
+			fmt.Fprintf(w, "pulsar\t%s, %d consumers of at most %d, %d subscriptions\n", p.Address, p.Consumers, p.MaxConsumers, p.Subscriptions)
+		}
 		if len(cp.TopologyModes) > 0 {
 			fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))
 		}

@@ -125,14 +125,17 @@ func TestReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, must(including.Next(t.Context()))(t), "b", b)
-	if err := including.SeekByTime(time.Now().Add(-time.Hour)); err != nil {
+	including.Close()
+	// A reader of its own, as this client leaves out what is before an earlier seek by ID.
+	byTime := must(c.CreateReader(pulsar.ReaderOptions{Topic: services, StartMessageID: pulsar.EarliestMessageID()}))(t)
+	defer byTime.Close()
+	for range 3 {
+		must(byTime.Next(t.Context()))(t)
+	}
+	if err := byTime.SeekByTime(time.Now().Add(-time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if !including.HasNext() { // the client learns from this where it is
-		t.Error("there is no message an hour ago")
-	}
-	expect(t, must(including.Next(t.Context()))(t), "a", a)
-	including.Close()
+	expect(t, must(byTime.Next(t.Context()))(t), "a", a)
 
 	newest := must(c.CreateReader(pulsar.ReaderOptions{Topic: services, StartMessageID: pulsar.LatestMessageID()}))(t)
 	defer newest.Close()
