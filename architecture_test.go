@@ -275,6 +275,8 @@ var layers = map[string]layer{
 
 // siblings lists the adapters that an adapter may import all the same.
 var siblings = map[string][]string{
+	// For tests.
+	"internal/feed/pulsar/pulsartest": {"internal/feed/pulsar", "internal/store/memory"},
 	// Answers are in the types of those who give them.
 	"internal/admin": {
 		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fallback",
