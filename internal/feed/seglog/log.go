@@ -35,8 +35,10 @@ type Options struct {
 	SegmentAge   time.Duration
 	// Reserve is how many bytes of a root's file system are left free; 0: DefaultReserve.
 	Reserve uint64
-	Disk    Disk         // nil: OS
-	Logger  *slog.Logger // nil: discard
+	// Tier has segments that were offloaded; nil: there is none.
+	Tier   Tier
+	Disk   Disk         // nil: OS
+	Logger *slog.Logger // nil: discard
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 }
@@ -67,13 +69,15 @@ type root struct {
 	failed time.Time
 }
 
-// segment of a log. Fields but begin and header are guarded by Log.mu.
+// segment of a log. Fields are guarded by Log.mu; those of one that has copies change by the writer alone, but for Gap and remote.
 type segment struct {
 	header
 	contents
 	begin  int64 // of its blocks
 	sealed bool
-	sum    string    // of a sealed one
+	sum    string // of a sealed one
+	// remote is the segment in the tier; nil: it is not there, as far as is known. Without copies the segment is read from it.
+	remote *remote
 	hash   hash.Hash // of the file up to Size, while it is written; nil: it is to be read; of the writer
 	copies []*copyOf
 	// lost are copies that could not be written any more, with less in them.

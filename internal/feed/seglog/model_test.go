@@ -1,10 +1,16 @@
 package seglog
 
 import (
+	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -44,6 +50,7 @@ type game struct {
 	trimmed Position
 	skipped map[Position]Position // from, to
 	readers []*Reader
+	tier    *playedTier
 	crashes int
 	trace   string
 }
@@ -52,7 +59,7 @@ func (g *game) note(format string, args ...any) { g.trace += fmt.Sprintf(format+
 
 func (g *game) options() Options {
 	return Options{
-		Roots: g.roots, Copies: 1 + int(g.seed%2), Epoch: "e", SegmentBytes: 4 << 10, Reserve: 1, Disk: g.disk,
+		Roots: g.roots, Copies: 1 + int(g.seed%2), Epoch: "e", SegmentBytes: 4 << 10, Reserve: 1, Disk: g.disk, Tier: g.tier,
 		Now: func() time.Time { return g.now },
 	}
 }
@@ -63,6 +70,7 @@ func (g *game) play() error {
 		g.roots = g.roots[:1]
 	}
 	g.disk = newPlayedDisk(g.rand, "/a", "/b", "/c")
+	g.tier = &playedTier{rand: g.rand, files: map[string][]byte{}}
 	g.hist, g.now = newHistory(g.rand), time.UnixMilli(1_700_000_000_000)
 	var err error
 	if g.log, err = Open(g.options()); err != nil {
@@ -77,6 +85,7 @@ func (g *game) play() error {
 		*r = playedRoot{used: r.used}
 	}
 	g.now = g.now.Add(time.Minute)
+	g.tier.away = false
 	if err := g.feed(); err != nil {
 		return err
 	}
@@ -85,7 +94,7 @@ func (g *game) play() error {
 
 func (g *game) step() error {
 	g.now = g.now.Add(time.Duration(g.rand.IntN(5000)) * time.Millisecond)
-	switch g.rand.IntN(16) {
+	switch g.rand.IntN(20) {
 	case 0, 1, 2, 3, 4:
 		g.hist.take(1 + g.rand.IntN(15))
 		return g.feed()
@@ -138,6 +147,27 @@ func (g *game) step() error {
 		}
 	case 15:
 		return g.check()
+	case 16:
+		return g.offload(g.log)
+	case 17:
+		g.log.Offloaded(g.tier.list)
+		g.log.Release(int64(g.rand.IntN(10_000)))
+		g.note("release")
+		return g.check()
+	case 18:
+		switch g.rand.IntN(3) {
+		case 0:
+			g.tier.away = !g.tier.away
+			g.note("tier away: %v", g.tier.away)
+		case 1:
+			return g.offloadOther()
+		default:
+			return g.prune()
+		}
+	case 19:
+		if g.rand.IntN(4) == 0 {
+			return g.loseAll()
+		}
 	}
 	return nil
 }
@@ -216,6 +246,7 @@ func (g *game) reopen() error {
 		return err
 	}
 	g.log = l
+	l.Offloaded(g.tier.list)
 	if _, at := l.End(); at < g.durable {
 		return fmt.Errorf("it ends at %d, %d was durable", at, g.durable)
 	}
@@ -234,9 +265,14 @@ func (g *game) check() error {
 	if first > g.trimmed {
 		return fmt.Errorf("it begins after %d, trimmed up to %d at most", first, g.trimmed)
 	}
+	defer func(away bool) { g.tier.away = away }(g.tier.away)
 	r, at := g.log.Read(first), first
 	for {
 		entries, err := r.Poll()
+		if g.tier.away && errors.Is(err, errLost) && r.At() == at {
+			g.tier.away = false // the reader goes on where it was
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -256,4 +292,141 @@ func (g *game) check() error {
 		return fmt.Errorf("read up to %d, it ends at %d", at, end)
 	}
 	return nil
+}
+
+// playedTier is a tier in memory, which may be away.
+type playedTier struct {
+	rand  *rand.Rand
+	files map[string][]byte
+	list  []Remote
+	away  bool
+}
+
+// Open implements Tier. Files are released at any time.
+func (p *playedTier) Open(_ context.Context, r Remote) (io.ReaderAt, int64, error) {
+	data, ok := p.files[r.Name]
+	if p.away || !ok {
+		return nil, 0, errLost
+	}
+	return &playedRemote{p, data}, int64(len(data)), nil
+}
+
+type playedRemote struct {
+	tier *playedTier
+	data []byte
+}
+
+func (r *playedRemote) ReadAt(p []byte, at int64) (int, error) {
+	if r.tier.rand.IntN(10) == 0 {
+		return 0, fs.ErrClosed
+	}
+	return bytes.NewReader(r.data).ReadAt(p, at)
+}
+
+// offload what is sealed, as far as the tier takes it.
+func (g *game) offload(l *Log) error {
+	if g.tier.away {
+		return nil
+	}
+	for _, s := range l.Segments() {
+		if !s.Sealed || len(s.Copies) == 0 || s.Offloaded != "" {
+			continue
+		}
+		f, size, r, err := l.OpenSegment(s.SHA256)
+		if err != nil {
+			continue // of a root that is lost
+		}
+		data := make([]byte, size)
+		if _, err := f.ReadAt(data, 0); err != nil {
+			return err
+		}
+		r.Name = r.SHA256
+		if _, ok := g.tier.files[r.Name]; !ok {
+			g.tier.list = append(g.tier.list, r)
+		}
+		g.tier.files[r.Name] = data
+	}
+	g.log.Offloaded(g.tier.list)
+	g.note("offloaded: %d", len(g.tier.list))
+	return nil
+}
+
+// offloadOther does it for another instance, whose segments are others.
+func (g *game) offloadOther() error {
+	if g.hist.at == 0 || g.tier.away {
+		return nil
+	}
+	other, err := Open(Options{
+		Roots: []string{"/o"}, Epoch: "e", SegmentBytes: 1 << 10 << g.rand.IntN(4), Reserve: 1, Disk: newPlayedDisk(g.rand, "/o"),
+		Now: func() time.Time { return g.now },
+	})
+	if err != nil {
+		return err
+	}
+	from := Position(g.rand.Int64N(int64(g.hist.at)))
+	if err := other.Skip(from); err != nil {
+		return err
+	}
+	if err := other.Append(g.hist.after(from), 0); err != nil {
+		return err
+	}
+	if err := other.Seal(); err != nil {
+		return err
+	}
+	g.note("another instance offloads after %d", from)
+	return g.offload(other)
+}
+
+// prune the oldest of the tier. What is there alone is lost.
+func (g *game) prune() error {
+	if len(g.tier.list) == 0 {
+		return nil
+	}
+	slices.SortFunc(g.tier.list, func(a, b Remote) int { return cmp.Compare(a.Complete, b.Complete) })
+	gone := g.tier.list[0]
+	g.tier.list = slices.Clone(g.tier.list[1:])
+	delete(g.tier.files, gone.Name)
+	g.trimmed = max(g.trimmed, gone.Complete)
+	g.log.Offloaded(g.tier.list)
+	g.note("the tier forgets up to %d", gone.Complete)
+	return g.check()
+}
+
+// loseAll of the roots. The store has forgotten what was offloaded; the rest is appended again.
+func (g *game) loseAll() error {
+	reach := Position(0)
+	for _, r := range g.tier.list {
+		reach = max(reach, r.Complete)
+	}
+	if reach == 0 {
+		return nil
+	}
+	g.disk = newPlayedDisk(g.rand, "/a", "/b", "/c")
+	g.durable, g.crashes = 0, g.crashes+1
+	g.note("all roots are lost, the tier has up to %d", reach)
+	if err := g.reopen(); err != nil {
+		return err
+	}
+	at := Position(g.rand.Int64N(int64(reach) + 1))
+	if err := g.log.Skip(at); err != nil {
+		return err
+	}
+	g.log.Offloaded(g.tier.list)
+	// Only what is in one piece up to there is in reach.
+	g.trimmed = max(g.trimmed, at)
+	if all := g.log.Segments(); len(all) > 0 && all[len(all)-1].Complete == at {
+		g.trimmed, _ = g.log.First()
+	}
+	g.hist.take(1)
+	if err := g.feed(); err != nil {
+		return err
+	}
+	if err := g.log.Sync(); err != nil { // where a log begins is on the disk with its first entry
+		return err
+	}
+	first, empty := g.log.First()
+	if _, end := g.log.End(); end < reach || empty || first > g.trimmed {
+		return fmt.Errorf("it has %d to %d, want up to %d", first, end, reach)
+	}
+	return g.check()
 }

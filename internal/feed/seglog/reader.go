@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"slices"
 	"sort"
 	"time"
@@ -18,7 +20,8 @@ type Reader struct {
 	segment *segment
 	offset  int64
 	window  window
-	copy    *copyOf // that is read; nil: the first
+	copy    *copyOf // that is read; nil: the first, or the one in the tier
+	remote  bool    // no copy of segment can be read, but the one in the tier
 }
 
 // Read returns a reader of what comes after a position.
@@ -32,7 +35,7 @@ func (r *Reader) At() Position { return r.at }
 func (r *Reader) Next(ctx context.Context) ([]*Entry, error) {
 	for {
 		changed := r.log.Changed()
-		entries, err := r.Poll()
+		entries, err := r.poll(ctx)
 		if err != nil || len(entries) > 0 {
 			return entries, err
 		}
@@ -51,15 +54,37 @@ func (l *Log) Changed() <-chan struct{} {
 	return l.changed
 }
 
-// Poll is Next without waiting: none, if there are no further entries yet.
-func (r *Reader) Poll() ([]*Entry, error) {
+// Poll is Next without waiting for entries: none, if there are no further ones yet. It waits for a segment of the tier.
+func (r *Reader) Poll() ([]*Entry, error) { return r.poll(context.Background()) }
+
+func (r *Reader) poll(ctx context.Context) ([]*Entry, error) {
 	for {
-		s, c, offset, end, err := r.place()
-		if err != nil || s == nil {
+		p, err := r.place()
+		if err != nil || p.segment == nil {
 			return nil, err
 		}
-		b, next, err := r.window.block(c.file, offset, end)
+		s, c := p.segment, p.copy
+		var file io.ReaderAt
+		if c != nil {
+			file = c.file
+		} else {
+			file, err = r.log.load(ctx, s)
+			var wrong *RemoteDamagedError
+			if errors.As(err, &wrong) {
+				err = r.damaged(s, nil, err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if file == nil || !p.loaded {
+				continue // its blocks can be found now
+			}
+		}
+		b, next, err := r.window.block(file, p.offset, p.end)
 		if err != nil {
+			if c == nil && errors.Is(err, fs.ErrClosed) && ctx.Err() == nil {
+				continue // it was released, and is fetched again
+			}
 			if err := r.damaged(s, c, err); err != nil {
 				return nil, err
 			}
@@ -67,6 +92,10 @@ func (r *Reader) Poll() ([]*Entry, error) {
 		}
 		r.offset = next
 		entries := b.entries
+		if b.complete > p.complete { // the next segment has the rest
+			n := sort.Search(len(entries), func(i int) bool { return entries[i].Position > p.complete })
+			entries, b.complete = entries[:n:n], p.complete
+		}
 		if n := len(entries); n > 0 && entries[0].Position <= r.at {
 			entries = entries[sort.Search(n, func(i int) bool { return entries[i].Position > r.at }):]
 		}
@@ -77,36 +106,56 @@ func (r *Reader) Poll() ([]*Entry, error) {
 	}
 }
 
-// place finds the block to read next: of which segment and copy, from an offset, with blocks up to end. s is nil if there is
-// none yet.
-func (r *Reader) place() (s *segment, c *copyOf, offset, end int64, err error) {
+// place is where a block is.
+type place struct {
+	segment *segment // nil: there is none yet
+	copy    *copyOf  // nil: the one in the tier
+	// offset of the block; blocks go up to end, and up to complete.
+	offset, end int64
+	complete    Position
+	loaded      bool // offset and end are known
+}
+
+// place finds the block to read next.
+func (r *Reader) place() (place, error) {
 	l := r.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return nil, nil, 0, 0, ErrClosed
+		return place{}, ErrClosed
 	}
 	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Complete > r.at })
 	if i == len(l.segments) {
-		return nil, nil, 0, 0, nil
+		return place{}, nil
 	}
-	s = l.segments[i]
+	s := l.segments[i]
 	if r.at < s.After && (i == 0 || s.Gap) {
-		return nil, nil, 0, 0, &ExpiredError{First: s.After}
+		return place{}, &ExpiredError{First: s.After}
 	}
 	if s != r.segment {
-		r.segment, r.offset, r.window, r.copy = s, s.from(r.at, s.begin), window{}, nil
+		r.segment, r.offset, r.window, r.copy, r.remote = s, -1, window{}, nil, false
+	}
+	out := place{segment: s, loaded: len(s.copies) > 0 || s.remote != nil && s.remote.loaded}
+	if out.loaded && r.offset < 0 {
+		r.offset = s.from(r.at, s.begin)
 	}
 	if r.copy == nil || !slices.Contains(s.copies, r.copy) {
-		if len(s.copies) == 0 {
-			return nil, nil, 0, 0, fmt.Errorf("%s has no copy that can be read", fileName(s.After))
+		before := r.copy
+		r.copy = nil
+		switch {
+		case len(s.copies) > 0 && !r.remote:
+			r.copy, r.window = s.copies[0], window{}
+		case s.remote == nil:
+			return place{}, fmt.Errorf("%s has no copy that can be read", fileName(s.After))
+		case before != nil:
+			r.window = window{}
 		}
-		r.copy, r.window = s.copies[0], window{}
 	}
-	return s, r.copy, r.offset, s.Size, nil
+	out.copy, out.offset, out.end, out.complete = r.copy, r.offset, s.Size, s.Complete
+	return out, nil
 }
 
-// damaged goes on with another copy, or reports what is lost and goes on behind it.
+// damaged goes on with another copy than c, which is nil for the one in the tier, or reports what is lost and goes on behind it.
 func (r *Reader) damaged(s *segment, c *copyOf, cause error) error {
 	l := r.log
 	l.mu.Lock()
@@ -114,19 +163,35 @@ func (r *Reader) damaged(s *segment, c *copyOf, cause error) error {
 	if !slices.Contains(l.segments, s) || l.closed {
 		return nil // it was removed meanwhile
 	}
-	if i := slices.Index(s.copies, c); i >= 0 && i+1 < len(s.copies) {
-		r.copy, r.window = s.copies[i+1], window{}
-		return nil
+	if c != nil {
+		i := slices.Index(s.copies, c)
+		switch {
+		case i >= 0 && i+1 < len(s.copies):
+			r.copy, r.window = s.copies[i+1], window{}
+			return nil
+		case i < 0 && (len(s.copies) > 0 || s.remote != nil):
+			r.copy, r.window = nil, window{} // it was removed meanwhile
+			return nil
+		case s.remote != nil:
+			r.copy, r.window, r.remote = nil, window{}, true
+			return nil
+		}
 	}
 	to, offset := s.Complete, s.Size
 	for _, ref := range s.Index {
-		if ref.Offset > r.offset {
+		if r.offset >= 0 && ref.Offset > r.offset {
 			to, offset = ref.At-1, ref.Offset
 			break
 		}
 	}
-	err := &DamagedError{After: r.at, To: to, File: c.path(s), Err: cause}
-	r.at, r.offset, r.copy, r.window = max(r.at, to), offset, nil, window{}
+	file := fileName(s.After)
+	if c != nil {
+		file = c.path(s)
+	} else if s.remote != nil {
+		file = s.remote.Name
+	}
+	err := &DamagedError{After: r.at, To: to, File: file, Err: cause}
+	r.at, r.offset, r.copy, r.window, r.remote = max(r.at, to), offset, nil, window{}, false
 	return err
 }
 
@@ -169,6 +234,13 @@ func (l *Log) Since(t time.Time) (Position, error) {
 		return l.end.Complete, nil
 	}
 	s := l.segments[i]
+	if s.remote != nil && !s.remote.loaded && len(s.copies) == 0 {
+		l.mu.Unlock()
+		if _, err := l.load(context.Background(), s); err != nil {
+			return 0, err
+		}
+		l.mu.Lock()
+	}
 	at := s.After
 	if j := sort.Search(len(s.Index), func(j int) bool { return s.Index[j].Time >= millis }); j > 0 {
 		at = s.Index[j-1].At - 1
@@ -208,6 +280,8 @@ type SegmentInfo struct {
 	SHA256 string `json:"sha256,omitempty"`
 	// Copies are the files that have it.
 	Copies []string `json:"copies"`
+	// Offloaded is the name by which the tier has it; empty: it is not known to have it.
+	Offloaded string `json:"offloaded,omitempty"`
 }
 
 // Segments are those of the log, in order.
@@ -222,6 +296,9 @@ func (l *Log) Segments() []SegmentInfo {
 		}
 		for _, c := range s.copies {
 			out[i].Copies = append(out[i].Copies, c.path(s))
+		}
+		if s.remote != nil {
+			out[i].Offloaded = s.remote.Name
 		}
 	}
 	return out

@@ -271,10 +271,18 @@ func (l *Log) finish(s *segment, f File) error {
 	return nil
 }
 
-// drop a segment with all its copies.
+// drop a segment with all its copies. If the tier has it, it stays in the log.
 func (l *Log) drop(s *segment) {
 	l.mu.Lock()
-	l.segments = slices.DeleteFunc(slices.Clone(l.segments), func(other *segment) bool { return other == s })
+	if s.remote == nil || s.Epoch != l.opts.Epoch {
+		i := slices.Index(l.segments, s)
+		if i > 0 && i+1 < len(l.segments) && l.segments[i+1].After > l.segments[i-1].Complete {
+			l.segments[i+1].Gap = true // those before are in the tier
+		}
+		if i >= 0 {
+			l.segments = slices.Delete(slices.Clone(l.segments), i, i+1)
+		}
+	}
 	copies := append(slices.Clone(s.copies), s.lost...)
 	s.copies, s.lost = nil, nil
 	l.wake()
@@ -287,6 +295,16 @@ func (l *Log) drop(s *segment) {
 	}
 }
 
+// newest sealed segment at the roots; nil: there is none. l.mu is held.
+func (l *Log) newest() *segment {
+	for _, s := range slices.Backward(l.segments) {
+		if s != l.open && len(s.copies) > 0 {
+			return s
+		}
+	}
+	return nil
+}
+
 // Trim removes the oldest segments, which all are sealed, while all copies of one have more than bytes together, or the
 // newest entry of the oldest is older than age (0: no bound), but none with an entry above keep.
 func (l *Log) Trim(bytes int64, age int64, keep Position) {
@@ -295,15 +313,23 @@ func (l *Log) Trim(bytes int64, age int64, keep Position) {
 		var oldest *segment
 		total := int64(0)
 		for _, s := range l.segments {
+			if len(s.copies) == 0 {
+				continue // in the tier alone
+			}
 			total += s.Size
-		}
-		if len(l.segments) > 1 || len(l.segments) == 1 && l.open == nil {
-			oldest = l.segments[0]
+			if oldest == nil && s != l.open {
+				oldest = s
+			}
 		}
 		old := oldest != nil && age > 0 && l.opts.Now().UnixMilli()-oldest.Newest > age
+		remote := oldest != nil && oldest.remote != nil && oldest != l.newest()
 		l.mu.Unlock()
-		if oldest == nil || oldest.Complete > keep || (bytes <= 0 || total <= bytes) && !old {
+		if oldest == nil || !remote && oldest.Complete > keep || (bytes <= 0 || total <= bytes) && !old {
 			return
+		}
+		if l.opts.Tier != nil && !remote && oldest.Epoch == l.opts.Epoch {
+			l.log.Warn("a segment of the change feed is removed before it was offloaded, as the feed has its greatest size or age",
+				"after", oldest.After, "to", oldest.Complete)
 		}
 		l.drop(oldest)
 	}
