@@ -136,6 +136,7 @@ var layers = map[string]layer{
 	"internal/diag/refusal":             core,
 	"internal/dns/records":              core,
 	"internal/federation":               core,
+	"internal/feed/offload":             core,
 	"internal/federation/local":         core,
 	"internal/federation/observed":      core,
 	"internal/federation/secrets":       core,

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/feed/offload"
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
@@ -50,8 +51,13 @@ type Config struct {
 	// whose changes are all older than MaxAge are removed, too; 0: no bound.
 	Retention int64
 	MaxAge    time.Duration
-	Logger    *slog.Logger          // nil: discard
-	Metrics   prometheus.Registerer // nil: none
+	// Offload takes sealed segments; nil: there is none. Those that it has leave the roots when they are older than
+	// OffloadAfter; it forgets those older than OffloadRetention, 0: none.
+	Offload          *offload.Offloader
+	OffloadAfter     time.Duration
+	OffloadRetention time.Duration
+	Logger           *slog.Logger          // nil: discard
+	Metrics          prometheus.Registerer // nil: none
 
 	segmentBytes int64 // tests
 	disk         seglog.Disk
@@ -71,7 +77,11 @@ type Feed struct {
 	since   time.Time
 	holds   map[string]seglog.Position
 
-	asked chan struct{} // to note how far the log is
+	asked   chan struct{}   // to note how far the log is
+	sealing chan chan error // to seal the open segment
+
+	offloadTurn sync.Mutex // held while segments are offloaded
+	offloaded   offloading // guarded by mu
 
 	changes *prometheus.CounterVec
 }
@@ -82,14 +92,20 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	f := &Feed{cfg: cfg, log: cfg.Logger, holds: map[string]seglog.Position{}, asked: make(chan struct{}, 1), changes: newChanges()}
+	f := &Feed{
+		cfg: cfg, log: cfg.Logger, holds: map[string]seglog.Position{}, asked: make(chan struct{}, 1), sealing: make(chan chan error), changes: newChanges(),
+	}
 	now, err := cfg.Store.Revision(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the store's revision: %w", err)
 	}
+	var tier seglog.Tier
+	if cfg.Offload != nil {
+		tier = cfg.Offload
+	}
 	for {
 		f.Log, err = seglog.Open(seglog.Options{
-			Roots: cfg.Roots, Copies: cfg.Copies, Epoch: cfg.Store.Epoch(), Logger: cfg.Logger,
+			Roots: cfg.Roots, Copies: cfg.Copies, Epoch: cfg.Store.Epoch(), Logger: cfg.Logger, Tier: tier,
 			SegmentBytes: cmp.Or(cfg.segmentBytes, min(seglog.DefaultSegmentBytes, cfg.Retention/8)), Disk: cfg.disk, Reserve: cfg.reserve,
 		})
 		if err != nil {
@@ -134,6 +150,12 @@ func (f *Feed) putAside(end seglog.Position) error {
 
 // Run follows the store until ctx ends, and returns nil then. It must be called once.
 func (f *Feed) Run(ctx context.Context) error {
+	var offloads sync.WaitGroup
+	if f.cfg.Offload != nil {
+		offloads.Go(func() { f.offload(ctx) })
+		defer f.cfg.Offload.Close()
+	}
+	defer offloads.Wait()
 	retry := backoff.Backoff{Policy: backoff.Policy{First: 50 * time.Millisecond, Last: 5 * time.Second}}
 	for ctx.Err() == nil {
 		before, _ := f.Log.End()
@@ -212,8 +234,17 @@ func (f *Feed) pump(ctx context.Context, w store.Watcher) error {
 		case <-f.asked:
 			marked = true
 			w.Progress()
+		case done := <-f.sealing:
+			err := f.Log.Seal()
+			done <- err
+			if err != nil {
+				return err
+			}
 		case <-tend.C:
 			f.tend()
+			if err := f.sealAged(); err != nil {
+				return err
+			}
 		case <-progress.C:
 			marked = true
 			w.Progress()
@@ -341,6 +372,8 @@ type Status struct {
 	Bytes    int64             `json:"bytes"`
 	Segments int               `json:"segments"`
 	Roots    []seglog.RootInfo `json:"roots"`
+	// Offload of segments; nil: there is none.
+	Offload *OffloadStatus `json:"offload,omitempty"`
 }
 
 // Status now. It asks the store for its revision.
@@ -361,6 +394,7 @@ func (f *Feed) Status(ctx context.Context) Status {
 		}
 	}
 	s.Roots = f.Log.Roots()
+	s.Offload = f.offloadStatus(segments)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.problem != nil {

@@ -29,23 +29,35 @@ type rig struct {
 	dir   string
 	feed  *Feed
 	stop  func()
+	// with changes the configuration of the next start; nil: it does not.
+	with func(*Config)
+	live map[string]string // what fill has written
 }
 
 func newRig(t *testing.T) *rig {
+	r := stoppedRig(t)
+	r.start()
+	return r
+}
+
+func stoppedRig(t *testing.T) *rig {
 	actors := &Actors{Of: func(ctx context.Context) string { user, _ := ctx.Value(userKey{}).(string); return user }}
 	inner := memory.New(memory.Options{})
 	t.Cleanup(func() { inner.Close() })
-	r := &rig{t: t, store: actors.Store(inner), dir: t.TempDir()}
-	r.start()
+	r := &rig{t: t, store: actors.Store(inner), dir: t.TempDir(), live: map[string]string{}}
 	return r
 }
 
 func (r *rig) start() {
 	r.t.Helper()
-	f, err := Open(r.t.Context(), Config{
+	cfg := Config{
 		Store: r.store, Prefix: "/registry/", Roots: []string{r.dir}, Actors: r.store.(*attributed).actors, segmentBytes: 8 << 10, reserve: 1,
 		Skip: func(key string) bool { return strings.HasPrefix(key, "/registry/leases/") },
-	})
+	}
+	if r.with != nil {
+		r.with(&cfg)
+	}
+	f, err := Open(r.t.Context(), cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ type collector struct {
 	feed                                         *Feed
 	entries, bytes, segments, last, complete, up *prometheus.Desc
 	rootBytes, rootUp                            *prometheus.Desc
+	offloaded, pending, offloadUp                *prometheus.Desc
 }
 
 func newCollector(f *Feed) *collector {
@@ -26,12 +27,15 @@ func newCollector(f *Feed) *collector {
 		up:        desc("up", "1 if changes are written to the change feed, 0 if they wait in the history of the store."),
 		rootBytes: desc("root_bytes", "Size of the segments at a root of the change feed in bytes.", "root"),
 		rootUp:    desc("root_up", "1 if a root of the change feed takes segments, else 0.", "root"),
+		offloaded: desc("offloaded_segments", "Segments of this store at the target of --feed-offload."),
+		pending:   desc("offload_pending_segments", "Sealed segments that are not yet at the target of --feed-offload."),
+		offloadUp: desc("offload_up", "1 if segments are offloaded to the target of --feed-offload, 0 if that fails."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.entries, c.bytes, c.segments, c.last, c.complete, c.up, c.rootBytes, c.rootUp} {
+	for _, d := range []*prometheus.Desc{c.entries, c.bytes, c.segments, c.last, c.complete, c.up, c.rootBytes, c.rootUp, c.offloaded, c.pending, c.offloadUp} {
 		ch <- d
 	}
 }
@@ -60,6 +64,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range c.feed.Log.Roots() {
 		gauge(c.rootBytes, float64(r.Bytes), r.Dir)
 		gauge(c.rootUp, one(r.Problem == ""), r.Dir)
+	}
+	if o := c.feed.offloadStatus(segments); o != nil {
+		gauge(c.offloaded, float64(o.Segments))
+		gauge(c.pending, float64(o.Pending))
+		gauge(c.offloadUp, one(o.Problem == ""))
 	}
 }
 

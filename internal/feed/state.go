@@ -27,7 +27,7 @@ func (f *Feed) At(t time.Time) (seglog.Position, error) {
 		return 0, err
 	}
 	if at < first || at == first && f.before(t) {
-		return 0, &seglog.ExpiredError{First: first}
+		return 0, f.reach(&seglog.ExpiredError{First: first})
 	}
 	return at, nil
 }
@@ -77,7 +77,7 @@ func (f *Feed) undo(ctx context.Context, items map[string]Item, prefix string, a
 	for r := f.Log.Read(at); r.At() < now; {
 		entries, err := r.Poll()
 		if err != nil || len(entries) == 0 {
-			return cmp.Or(err, ctx.Err())
+			return cmp.Or(f.reach(err), ctx.Err())
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -107,7 +107,7 @@ func (f *Feed) History(ctx context.Context, after seglog.Position, match func(ke
 	for r := f.Log.Read(after); ; {
 		entries, err := r.Poll()
 		if err != nil || len(entries) == 0 {
-			return err
+			return f.reach(err)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -243,6 +243,10 @@ func (l *Log) Release(age int64) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return
+	}
 	var those []*segment
 	newest := l.newest()
 	for _, s := range l.segments {
