@@ -3,13 +3,17 @@ package app
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/proxima-mesh/proxima/internal/blob"
 	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/feed/offload"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
@@ -24,6 +28,11 @@ type FeedConfig struct {
 	// Retention in bytes, 0: feed.DefaultRetention; MaxAge, 0: no bound.
 	Retention int64
 	MaxAge    time.Duration
+	// Offload is a location of blob.Open for sealed segments; empty: there is none. OffloadAfter and OffloadRetention as in
+	// feed.Config.
+	Offload          string
+	OffloadAfter     time.Duration
+	OffloadRetention time.Duration
 }
 
 // feedPrefix is that of the keys of objects.
@@ -41,10 +50,28 @@ func openFeed(ctx context.Context, cfg ControlPlaneConfig, s *storage, actors *f
 	if len(roots) == 0 {
 		roots = []string{filepath.Join(cfg.DataDir, "feed")}
 	}
+	offloader, err := openOffload(cfg.Feed.Offload, cfg.DataDir, s.log)
+	if err != nil {
+		return nil, err
+	}
 	return feed.Open(ctx, feed.Config{
 		Store: s.store, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, ResourceOf: resourceOf(), Roots: roots, Copies: cfg.Feed.Copies,
-		Retention: cfg.Feed.Retention, MaxAge: cfg.Feed.MaxAge, Logger: s.log.With("component", "feed"), Metrics: s.metrics,
+		Retention: cfg.Feed.Retention, MaxAge: cfg.Feed.MaxAge,
+		Offload: offloader, OffloadAfter: cfg.Feed.OffloadAfter, OffloadRetention: cfg.Feed.OffloadRetention,
+		Logger: s.log.With("component", "feed"), Metrics: s.metrics,
 	})
+}
+
+// openOffload opens the place of offloaded segments; nil: there is none.
+func openOffload(location, dataDir string, log *slog.Logger) (*offload.Offloader, error) {
+	if location == "" {
+		return nil, nil //nolint:nilnil // see above
+	}
+	target, err := blob.Open(location)
+	if err != nil {
+		return nil, fmt.Errorf("--feed-offload: %w", err)
+	}
+	return offload.New(offload.Config{Target: target, Cache: filepath.Join(dataDir, "feed-cache"), Logger: log.With("component", "feed")})
 }
 
 func skipFromFeed(key string) bool {

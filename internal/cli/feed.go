@@ -8,6 +8,7 @@ import (
 	kresource "k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/blob"
 	"github.com/proxima-mesh/proxima/internal/feed"
 )
 
@@ -18,6 +19,10 @@ type feedFlags struct {
 	copies    int
 	retention string
 	maxAge    time.Duration
+	// offload as in app.FeedConfig.
+	offload          string
+	offloadAfter     time.Duration
+	offloadRetention time.Duration
 }
 
 // minFeedRetention is the least of --feed-retention in bytes.
@@ -29,6 +34,9 @@ func (x *feedFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&x.copies, "feed-copies", 2, "copies of each change in the feed, on different roots, as there are")
 	f.StringVar(&x.retention, "feed-retention", "1Gi", "how many bytes of changes are kept, counted once for all copies")
 	f.DurationVar(&x.maxAge, "feed-max-age", 0, "how long changes are kept at most; 0: as --feed-retention allows")
+	f.StringVar(&x.offload, "feed-offload", "", "copy sealed parts of the feed to a directory or to s3://BUCKET/PREFIX?endpoint=HOST:PORT&region=NAME, where they are read from; credentials come from AWS_ACCESS_KEY_ID, … or the files of AWS")
+	f.DurationVar(&x.offloadAfter, "feed-offload-after", feed.DefaultOffloadAfter, "how old changes are when they are kept at --feed-offload alone")
+	f.DurationVar(&x.offloadRetention, "feed-offload-retention", 0, "how long changes are kept at --feed-offload; 0: for ever")
 }
 
 func (x *feedFlags) config() (app.FeedConfig, error) {
@@ -42,6 +50,15 @@ func (x *feedFlags) config() (app.FeedConfig, error) {
 	if x.maxAge < 0 {
 		return out, usagef("--feed-max-age %s: must not be negative", x.maxAge)
 	}
+	if x.offloadAfter < 0 || x.offloadRetention < 0 {
+		return out, usagef("--feed-offload-after and --feed-offload-retention must not be negative")
+	}
+	if x.offload != "" {
+		if _, err := blob.Open(x.offload); err != nil {
+			return out, usagef("--feed-offload: %w", err)
+		}
+	}
+	out.Offload, out.OffloadAfter, out.OffloadRetention = x.offload, x.offloadAfter, x.offloadRetention
 	size, err := kresource.ParseQuantity(x.retention)
 	if err != nil || size.Value() < minFeedRetention {
 		return out, usagef("--feed-retention %q: want a size of 16Mi at least, as 1Gi", x.retention)
