@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/blob"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -26,6 +27,13 @@ import (
 type RestoreConfig struct {
 	// File is the backup. Store and DataDir are as for a control plane.
 	File, Store, DataDir string
+	// From is a location of blob.Open with backups, of which the newest is taken that is not younger than At; for a File that is empty.
+	From string
+	// At: the backup is brought to the state at that time, by the changes in FeedRoots (none: "feed" in DataDir) and in
+	// Offload, a location of blob.Open. Zero: it is restored as it is.
+	At        time.Time
+	FeedRoots []string
+	Offload   string
 	// Force replaces a store and keys that are there; they are kept under other names.
 	Force  bool
 	Logger *slog.Logger
@@ -35,6 +43,10 @@ type RestoreConfig struct {
 type Restored struct {
 	backup.Header
 	Records int64
+	// Changes since the backup that were applied, and the time of the last; Complete: later ones are known, so none is missing.
+	Changes    int64
+	LastChange time.Time
+	Complete   bool
 	// Base is where the restored store begins; Epoch is the new one.
 	Base     store.Revision
 	NewEpoch string
@@ -54,6 +66,23 @@ type Restored struct {
 // The backup is checked as a whole before anything is written; then keys, then
 // the store take their places. Blocks until everything is on the disk.
 func Restore(ctx context.Context, cfg RestoreConfig) (Restored, error) {
+	if !cfg.At.IsZero() && cfg.At.After(time.Now()) {
+		return Restored{}, fmt.Errorf("restore: %s is in the future", cfg.At.Local().Format(time.RFC3339))
+	}
+	scratch, err := os.MkdirTemp("", "proxima-restore-")
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore: %w", err)
+	}
+	defer os.RemoveAll(scratch)
+	if cfg.File == "" {
+		target, err := blob.Open(cfg.From)
+		if err != nil {
+			return Restored{}, fmt.Errorf("restore: %w", err)
+		}
+		if cfg.File, _, err = fetchBackup(ctx, target, cfg.At, scratch); err != nil {
+			return Restored{}, fmt.Errorf("restore: %w", err)
+		}
+	}
 	file, err := os.Open(cfg.File)
 	if err != nil {
 		return Restored{}, fmt.Errorf("restore: %w", err)
@@ -68,6 +97,14 @@ func Restore(ctx context.Context, cfg RestoreConfig) (Restored, error) {
 		return Restored{}, fmt.Errorf("restore %s: %w", cfg.File, err)
 	}
 	r := &restorer{cfg: cfg, from: from, now: time.Now(), done: Restored{Header: from.Header, KeyFile: keyFile(cfg.DataDir)}}
+	if !cfg.At.IsZero() {
+		if from.Created.After(cfg.At) {
+			return Restored{}, fmt.Errorf("restore: the backup is of %s, which is after --at", from.Created.Local().Format(time.RFC3339))
+		}
+		if err := r.amend(ctx, scratch); err != nil {
+			return Restored{}, fmt.Errorf("restore: %w", err)
+		}
+	}
 	if err := makeDataDir(cfg.DataDir, orDiscard(cfg.Logger)); err != nil {
 		return Restored{}, err
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/blob"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -29,58 +32,145 @@ func file(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompD
 }
 
 func newBackup(s *settings) *cobra.Command {
-	var withKeys bool
+	x := &backups{settings: s}
 	cmd := &cobra.Command{
-		Use:     "backup FILE",
+		Use:     "backup FILE | --to DIR|s3://BUCKET/PREFIX",
 		GroupID: "operate",
 		Short:   "Save the control plane's state to a file, while it runs",
 		Long: `Backup saves everything in the control plane's store, as it is at one moment.
 Secrets stay encrypted in it: to restore them, the key file pki/secrets.keys
 of the data directory is needed too, and the folder pki/ca so that agents need not
-join again. Keep copies of both apart from backups, or use --with-keys.`,
-		Example:           "  proxima backup proxima-$(date +%F).backup",
-		Args:              cobra.ExactArgs(1),
+join again. Keep copies of both apart from backups, or use --with-keys.
+
+With --to the backup gets a name of its own in a directory or an object store, and with
+--every there is another one each time that duration has passed, until the command is
+stopped. One that fails is reported and made again.`,
+		Example: "  proxima backup proxima-$(date +%F).backup\n" +
+			"  proxima backup --to s3://backups/proxima?endpoint=minio.example.com:9000 --every 6h --keep 720h",
+		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: file,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := admin.BackupPath
-			if withKeys {
-				path = admin.BackupKeysPath
+			switch {
+			case len(args) == 1 && (x.to != "" || x.every != 0 || x.keep != 0):
+				return usagef("give a FILE, or --to with --every and --keep")
+			case len(args) == 1:
+				return x.save(cmd.Context(), args[0])
+			case x.to == "":
+				return usagef("where to: give a FILE, or --to")
+			case x.every < 0 || x.keep < 0 || x.every > 0 && x.every < time.Minute:
+				return usagef("--every must be 1m at least, and --keep must not be negative")
 			}
-			cfg, _, err := s.restConfig()
+			target, err := blob.Open(x.to)
 			if err != nil {
-				return err
+				return usagef("--to: %w", err)
 			}
-			cfg = rest.CopyConfig(cfg)
-			cfg.Timeout = 0 // it takes as long as it takes
-			resp, err := send(cmd.Context(), cfg, http.MethodGet, path, nil)
-			if err != nil {
-				return explainAPI(cfg, err)
-			}
-			defer resp.Body.Close()
-			b, err := app.ReceiveBackup(resp.Body, args[0])
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(s.io.Err, "%s: %d records at revision %d, checked\n", args[0], b.Records, b.Revision)
-			if withKeys {
-				fmt.Fprintf(s.io.Err, "WARNING: the file contains %d key files: it gives access to every secret and every identity. "+
-					"Protect it like a password.\n", b.Files)
-			} else {
-				fmt.Fprintln(s.io.Err, "The file contains no keys. A restore also needs pki/secrets.keys (for Secrets) and pki/ca "+
-					"(or agents must join again): keep copies of them elsewhere.")
-			}
-			return nil
+			return x.repeat(cmd.Context(), target)
 		},
 	}
-	cmd.Flags().BoolVar(&withKeys, "with-keys", false, "put the keys of secrets and of the certificate authority into the file")
+	f := cmd.Flags()
+	f.BoolVar(&x.withKeys, "with-keys", false, "put the keys of secrets and of the certificate authority into the file")
+	f.StringVar(&x.to, "to", "", "a directory or s3://BUCKET/PREFIX?endpoint=HOST:PORT&region=NAME for backups; credentials come from AWS_ACCESS_KEY_ID, … or the files of AWS")
+	f.DurationVar(&x.every, "every", 0, "with --to: the time from one backup to the next; 0: there is one")
+	f.DurationVar(&x.keep, "keep", 0, "with --to: how long backups are kept; the newest is kept always; 0: all are")
 	return cmd
 }
 
+// backups is the command "backup".
+type backups struct {
+	*settings
+	withKeys    bool
+	to          string
+	every, keep time.Duration
+}
+
+// save a backup to a file.
+func (x *backups) save(ctx context.Context, file string) error {
+	path := admin.BackupPath
+	if x.withKeys {
+		path = admin.BackupKeysPath
+	}
+	cfg, _, err := x.restConfig()
+	if err != nil {
+		return err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Timeout = 0 // it takes as long as it takes
+	resp, err := send(ctx, cfg, http.MethodGet, path, nil)
+	if err != nil {
+		return explainAPI(cfg, err)
+	}
+	defer resp.Body.Close()
+	b, err := app.ReceiveBackup(resp.Body, file)
+	if err != nil {
+		return err
+	}
+	if x.to != "" {
+		return nil
+	}
+	fmt.Fprintf(x.io.Err, "%s: %d records at revision %d, checked\n", file, b.Records, b.Revision)
+	if x.withKeys {
+		fmt.Fprintf(x.io.Err, "WARNING: the file contains %d key files: it gives access to every secret and every identity. "+
+			"Protect it like a password.\n", b.Files)
+	} else {
+		fmt.Fprintln(x.io.Err, "The file contains no keys. A restore also needs pki/secrets.keys (for Secrets) and pki/ca "+
+			"(or agents must join again): keep copies of them elsewhere.")
+	}
+	return nil
+}
+
+// repeat backups to a target, until ctx ends.
+func (x *backups) repeat(ctx context.Context, target blob.Target) error {
+	retry := backoff.Backoff{Policy: backoff.Policy{First: 10 * time.Second, Last: 10 * time.Minute}}
+	for {
+		begun := time.Now()
+		err := x.keepOne(ctx, target)
+		if x.every == 0 || ctx.Err() != nil && err == nil {
+			return err
+		}
+		wait := max(x.every-time.Since(begun), 0)
+		if err == nil {
+			retry.Reset()
+		} else if ctx.Err() == nil {
+			wait = min(x.every, retry.Next())
+			fmt.Fprintf(x.io.Err, "the backup failed, and is tried again in %s: %v\n", wait.Round(time.Second), err)
+		}
+		if !backoff.Sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// keepOne makes a backup, and deletes those that are too old.
+func (x *backups) keepOne(ctx context.Context, target blob.Target) error {
+	dir, err := os.MkdirTemp("", "proxima-backup-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "new.backup")
+	if err := x.save(ctx, file); err != nil {
+		return err
+	}
+	name, err := app.KeepBackup(ctx, target, file)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(x.io.Err, "%s: %s, checked\n", target, name)
+	if x.keep == 0 {
+		return nil
+	}
+	n, err := app.PruneBackups(ctx, target, time.Now().Add(-x.keep))
+	if n > 0 {
+		fmt.Fprintf(x.io.Err, "%s: %d backups older than %s are deleted\n", target, n, x.keep)
+	}
+	return err
+}
+
 func newRestore(s *settings) *cobra.Command {
-	var store string
-	var force bool
+	cfg := app.RestoreConfig{}
+	var at string
 	cmd := &cobra.Command{
-		Use:     "restore FILE",
+		Use:     "restore FILE | --from DIR|s3://BUCKET/PREFIX",
 		GroupID: "operate",
 		Short:   "Make a control plane's state from a backup",
 		Long: `Restore makes the store of a control plane that is not running. The backup is
@@ -88,28 +178,69 @@ checked as a whole before anything is written, and the store takes its place at
 once or not at all. Resource versions continue above all that were ever issued;
 watches get 410 Expired, after which clients list again by themselves.
 
-What was changed after the backup is lost. That includes revocations: tokens that
+With --at the backup, or the newest of --from that is old enough, is brought to the state
+at that time by the changes in the change feed. That is done with objects; Leases, Events,
+tokens and revocations are as in the backup.
+
+What was changed after that is lost. That includes revocations: tokens that
 were revoked since then are valid again.`,
-		Example:           "  proxima restore proxima-2026-03-04.backup --data-dir /var/lib/proxima",
-		Args:              cobra.ExactArgs(1),
+		Example: "  proxima restore proxima-2026-03-04.backup --data-dir /var/lib/proxima\n" +
+			"  proxima restore --from /mnt/backups --at 2026-03-04T15:30:00Z --feed-offload /mnt/feed",
+		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: file,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			log, err := s.logger()
 			if err != nil {
 				return err
 			}
-			r, err := app.Restore(cmd.Context(), app.RestoreConfig{File: args[0], Store: store, DataDir: s.dataDir, Force: force, Logger: log})
+			if (len(args) == 1) == (cfg.From != "") {
+				return usagef("give a FILE, or --from with a place of backups")
+			}
+			if len(args) == 1 {
+				cfg.File = args[0]
+			}
+			if at == "" && (cfg.Offload != "" || len(cfg.FeedRoots) > 0) {
+				return usagef("--feed-offload and --feed-root are for --at")
+			}
+			if at != "" {
+				if cfg.At, err = time.Parse(time.RFC3339, at); err != nil {
+					return usagef("--at %q: want a time such as 2026-03-04T15:30:00Z", at)
+				}
+			}
+			cfg.DataDir, cfg.Logger = s.dataDir, log
+			r, err := app.Restore(cmd.Context(), cfg)
 			if err != nil {
 				return err
 			}
 			s.printRestored(r)
+			s.printAt(cfg.At, r)
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&store, "store", "sqlite:", "where the state is to be kept, as for the control plane")
-	f.BoolVar(&force, "force", false, "replace a state that is there; it is kept next to the new one")
+	f.StringVar(&cfg.Store, "store", "sqlite:", "where the state is to be kept, as for the control plane")
+	f.BoolVar(&cfg.Force, "force", false, "replace a state that is there; it is kept next to the new one")
+	f.StringVar(&cfg.From, "from", "", "a directory or s3://BUCKET/PREFIX with backups of \"proxima backup --to\"")
+	f.StringVar(&at, "at", "", "restore objects as they were at a time, such as 2026-03-04T15:30:00Z")
+	f.StringVar(&cfg.Offload, "feed-offload", "", "with --at: where the control plane offloaded its change feed to")
+	f.StringSliceVar(&cfg.FeedRoots, "feed-root", nil, "with --at: directories of the change feed (default: \"feed\" in the data directory)")
 	return cmd
+}
+
+// printAt tells what a restore to a time has done.
+func (s *settings) printAt(at time.Time, r app.Restored) {
+	if at.IsZero() {
+		return
+	}
+	fmt.Fprintf(s.io.Err, "%d changes of objects since the backup were applied", r.Changes)
+	if r.Changes > 0 {
+		fmt.Fprintf(s.io.Err, ", the last of %s", r.LastChange.Local().Format(time.RFC3339Nano))
+	}
+	fmt.Fprintln(s.io.Err, "; all else is as in the backup")
+	if !r.Complete {
+		fmt.Fprintf(s.io.Err, "WARNING: no later change is known. What was changed until %s and was not yet in the feed that was read is missing.\n",
+			at.Local().Format(time.RFC3339))
+	}
 }
 
 func (s *settings) printRestored(r app.Restored) {

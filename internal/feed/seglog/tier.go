@@ -46,8 +46,8 @@ type remote struct {
 }
 
 // Offloaded tells which segments the tier has, as it lists them; it replaces what was told before. Segments that are not at
-// the roots are read from the tier where they fill what is missing before a segment or, without one, before the end
-// of the log. Those of other epochs are left out.
+// the roots are read from the tier where they fill what is missing before a segment, or before the end of the log, where what is
+// missing was skipped. Those of other epochs are left out.
 func (l *Log) Offloaded(list []Remote) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +84,7 @@ func (l *Log) Offloaded(list []Remote) {
 		}
 		out, at = append(out, s), s.Complete
 	}
-	if len(local) == 0 {
+	if l.open == nil {
 		out, _ = l.fill(out, at, l.end.Complete, candidates, had)
 	}
 	if !slices.Equal(l.segments, out) {

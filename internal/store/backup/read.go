@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +29,14 @@ type Backup struct {
 
 	from io.ReaderAt
 	body int64 // bytes of magic and body, without the hash
+	// changes since, by key; nil: the key is absent.
+	changes map[string]*store.Record
+}
+
+// Amend makes a backup that of a later state, at a revision: changes have what each key was then that was changed since, nil if it was
+// absent. The caller must not change them afterwards.
+func (b *Backup) Amend(revision store.Revision, changes map[string]*store.Record) {
+	b.Revision, b.changes = max(b.Revision, revision), changes
 }
 
 // Open reads all of a backup once and checks it. Errors: *FormatError, and
@@ -78,6 +88,38 @@ func (b *Backup) check(size int64) error {
 // Records yields all records in ascending order of keys. A body that violates the
 // format ends it with a *FormatError. May be called more than once.
 func (b *Backup) Records() iter.Seq2[store.Record, error] {
+	if b.changes == nil {
+		return b.records()
+	}
+	return func(yield func(store.Record, error) bool) {
+		keys := slices.Sorted(maps.Keys(b.changes))
+		// until yields the changes of keys below a key.
+		until := func(key string, all bool) bool {
+			for len(keys) > 0 && (all || keys[0] < key) {
+				r := b.changes[keys[0]]
+				if keys = keys[1:]; r != nil && !yield(*r, nil) {
+					return false
+				}
+			}
+			return true
+		}
+		for r, err := range b.records() {
+			if err != nil {
+				yield(r, err)
+				return
+			}
+			if !until(r.Key, false) {
+				return
+			}
+			if _, changed := b.changes[r.Key]; !changed && !yield(r, nil) {
+				return
+			}
+		}
+		until("", true)
+	}
+}
+
+func (b *Backup) records() iter.Seq2[store.Record, error] {
 	return func(yield func(store.Record, error) bool) {
 		r, err := b.begin()
 		if err != nil {
