@@ -24,7 +24,9 @@ const (
 )
 
 // LongPaths are those whose answers may take longer than requests otherwise may.
-func LongPaths() []string { return []string{BackupPath, BackupKeysPath} }
+func LongPaths() []string {
+	return []string{BackupPath, BackupKeysPath, FeedOffloadPath, FeedVerifyPath}
+}
 
 type backupHandler struct {
 	Config

@@ -94,12 +94,14 @@ type Config struct {
 	Checks ZoneChecks
 	// History of objects, from the change feed; nil: there is none. Authorizer decides who may read it.
 	History    *history.Reader
+	Authorizer authorizer.UnconditionalAuthorizer
 	// Sinks of the change feed; nil: there is none.
 	Sinks FeedSinks
-	Authorizer authorizer.UnconditionalAuthorizer
 	// Cursors of those who follow the feed; required with History.
 	Cursors Cursors
-	Logger  *slog.Logger
+	// Segments of the change feed; nil: there is none.
+	Segments Segments
+	Logger   *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.
@@ -160,6 +162,8 @@ func Handlers(c Config) map[string]http.Handler {
 		ShiftPath:          get(questionHandler{c, shift}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
+		FeedOffloadPath:    c.segmentsHandler(offloadSegments),
+		FeedVerifyPath:     c.segmentsHandler(verifySegments),
 		ConfirmPath:        confirmHandler{c},
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/blob"
 	"github.com/proxima-mesh/proxima/internal/feed"
 	"github.com/proxima-mesh/proxima/internal/feed/offload"
@@ -114,4 +115,12 @@ func (s *storage) compactable() store.Revision {
 		return 1 << 62
 	}
 	return s.feed.Compactable()
+}
+
+// segments of the feed; nil: there is none.
+func (s *storage) segments() admin.Segments {
+	if s.feed == nil {
+		return nil
+	}
+	return s.feed
 }
