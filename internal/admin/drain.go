@@ -133,7 +133,12 @@ func (h Config) admitDrain(w http.ResponseWriter, name string) bool {
 const maxDrainRequest = 4 << 10
 
 func decodeRequest(w http.ResponseWriter, r *http.Request, into any) bool {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxDrainRequest))
+	return decodeWithin(w, r, maxDrainRequest, into)
+}
+
+// decodeWithin is decodeRequest with another bound, in bytes.
+func decodeWithin(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
 		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err)

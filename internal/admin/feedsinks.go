@@ -23,6 +23,9 @@ type FeedSinks interface {
 	List(ctx context.Context) ([]sink.Status, error)
 }
 
+// maxSinkRequest bounds a sink.Spec in bytes: it may have certificates of some authorities.
+const maxSinkRequest = 256 << 10
+
 type sinksHandler struct{ Config }
 
 // ServeHTTP implements http.Handler.
@@ -41,7 +44,7 @@ func (h sinksHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodPost:
 		var spec, made *sink.Spec
 		spec = &sink.Spec{}
-		if !decodeRequest(w, r, spec) {
+		if !decodeWithin(w, r, maxSinkRequest, spec) {
 			return
 		}
 		if who, ok := request.UserFrom(r.Context()); ok {
