@@ -2,7 +2,10 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/internal/feed"
 )
@@ -36,15 +39,18 @@ func (c Config) segmentsHandler(do func(ctx context.Context, s Segments) (any, e
 			return
 		}
 		if c.Segments == nil {
-			http.Error(w, "this control plane keeps no change feed: start it without --feed off and --store memory", http.StatusNotFound)
+			refuse(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, errNoFeed)
 			return
 		}
 		value, err := do(r.Context(), c.Segments)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		switch {
+		case errors.Is(err, feed.ErrNotOffloaded):
+			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err)
+		case err != nil:
+			refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+		default:
+			answer(w, value)
 		}
-		answer(w, value)
 	})
 }
 

@@ -85,7 +85,11 @@ func printFeed(out io.Writer, f *admin.FeedStatus) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(w, "begins\t%s, after position %d\n", f.Begins.UTC().Format(time.RFC3339), f.First)
 	fmt.Fprintf(w, "ends\tposition %d; the store is at %d\n", f.Complete, f.Revision)
-	fmt.Fprintf(w, "changes\t%d in %d segments, %s\n", f.Entries, f.Segments, sizeText(f.Bytes))
+	noun := "segments"
+	if f.Segments == 1 {
+		noun = "segment"
+	}
+	fmt.Fprintf(w, "changes\t%d in %d %s, %s\n", f.Entries, f.Segments, noun, sizeText(f.Bytes))
 	if f.Problem != "" {
 		since := ""
 		if f.Since != nil {

@@ -20,7 +20,7 @@ func (s *settings) callLong(ctx context.Context, path string, out any) error {
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = 0
-	return explainAPI(cfg, callJSON(ctx, cfg, http.MethodPost, path, nil, out))
+	return explainFeed(cfg, callJSON(ctx, cfg, http.MethodPost, path, nil, out))
 }
 
 func newFeedOffload(s *settings) *cobra.Command {
