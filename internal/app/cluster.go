@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -89,20 +91,25 @@ func (a *agent) learnNode(ctx context.Context) error {
 	return nil
 }
 
-// awaitNode reads the Node, and waits while there is none, or no pod range yet.
+// awaitNode reads the Node, and waits while there is none, or no pod range yet. It asks as the agent follows its
+// Node later, by a list of that name: the role of the chart does not allow get.
 func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	client, err := kubeclient.New(a.restConfig(), kind.All())
 	if err != nil {
 		return nil, err
 	}
+	nodes := kubeclient.NewStreamed(client, func(resource.Object) {})
+	named := resource.ListOptions{Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, a.cfg.Name)}
 	for logged := false; ; logged = true {
-		obj, err := client.Get(ctx, kind.Node, resource.Key{Name: a.cfg.Name})
+		found, _, err := nodes.List(ctx, kind.Node, named)
 		var why string
 		switch {
-		case err == nil && a.cfg.Cluster.NodeCIDR && len(obj.(*corev1.Node).Spec.PodCIDRs) == 0:
+		case err == nil && len(found) == 0:
+			why = "the API has no node of this name"
+		case err == nil && a.cfg.Cluster.NodeCIDR && len(found[0].(*corev1.Node).Spec.PodCIDRs) == 0:
 			why = "it has no pod range yet"
 		case err == nil:
-			return obj.(*corev1.Node), nil
+			return found[0].(*corev1.Node), nil
 		case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 			return nil, fmt.Errorf("node %s: %w", a.cfg.Name, err)
 		default:
