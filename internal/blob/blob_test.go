@@ -138,11 +138,11 @@ func TestS3Faults(t *testing.T) {
 		"it does not tell of checksum": func() { s.noSums = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			fault()
+			s.set(fault)
 			if err := put(ctx, target, "x", data); err != nil {
 				t.Error(err)
 			}
-			s.cut, s.noSums, s.unavailable = 0, false, 0
+			s.set(func() { s.cut, s.noSums, s.unavailable = 0, false, 0 })
 		})
 	}
 	for name, fault := range map[string]func(){
@@ -152,14 +152,13 @@ func TestS3Faults(t *testing.T) {
 		"it is away, and says so with the next name it has": func() { s.unavailable = 1000 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			clear(s.objects)
-			fault()
+			s.set(func() { clear(s.objects); fault() })
 			err := put(ctx, target, "x", data)
 			var wrong *ChecksumError
 			if err == nil || strings.HasPrefix(name, "it stores") != errors.As(err, &wrong) || !strings.Contains(err.Error(), "s3://bucket/p: x") {
 				t.Errorf("put: %v", err)
 			}
-			s.cut, s.noSums, s.unavailable, s.flip = 0, false, 0, 0
+			s.set(func() { s.cut, s.noSums, s.unavailable, s.flip = 0, false, 0, 0 })
 			if got := names(t, target, ""); got != "" {
 				t.Errorf("it has %s", got)
 			}
@@ -168,7 +167,7 @@ func TestS3Faults(t *testing.T) {
 	if err := put(ctx, target, "x", data); err != nil {
 		t.Fatal(err)
 	}
-	s.cut = 1000
+	s.set(func() { s.cut = 1000 })
 	var got bytes.Buffer
 	if err := target.Get(ctx, "x", &got); err == nil {
 		t.Error("an answer that was cut off is taken")

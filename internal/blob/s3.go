@@ -19,6 +19,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 const (
@@ -26,6 +28,8 @@ const (
 	partBytes = 128 << 20
 	// stallTimeout is how long an object store may take to begin an answer.
 	stallTimeout = time.Minute
+	// uploadAttempts of one Put. Who asks tries again later.
+	uploadAttempts = 3
 )
 
 // S3 is a Target in a bucket of an object store.
@@ -83,7 +87,8 @@ func openS3(u *url.URL) (Target, error) {
 		}),
 		Secure: !insecure, Transport: transport, Region: region, BucketLookup: lookup,
 		TrailingHeaders: true, // required where a checksum is given, which is sent in the header all the same
-		MaxRetries:      3,    // who asks tries again later
+		// The library rewinds the body for another attempt while the one before may still be read: see upload.
+		MaxRetries: 1,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the endpoint of the s3 URL: %w", err)
@@ -119,7 +124,7 @@ func (s *S3) Put(ctx context.Context, name string, from io.ReaderAt, size int64,
 		opts.PartSize = uint64(s.partBytes)
 		_ = s.client.RemoveIncompleteUpload(ctx, s.bucket, key) // of an upload that was cut short
 	}
-	if _, err := s.client.PutObject(ctx, s.bucket, key, io.NewSectionReader(from, 0, size), size, opts); err != nil {
+	if err := s.upload(ctx, key, from, size, opts); err != nil {
 		return s.wrap(name, err)
 	}
 	err := s.verify(ctx, name, sum)
@@ -128,6 +133,18 @@ func (s *S3) Put(ctx context.Context, name string, from io.ReaderAt, size int64,
 		err = errors.Join(err, s.Delete(ctx, name))
 	}
 	return err
+}
+
+// upload tries some times, each with a reader of its own.
+func (s *S3) upload(ctx context.Context, key string, from io.ReaderAt, size int64, opts minio.PutObjectOptions) error {
+	retry := backoff.Backoff{Policy: backoff.Policy{First: 200 * time.Millisecond, Last: 2 * time.Second, Jitter: 0.5}}
+	for attempt := 1; ; attempt++ {
+		_, err := s.client.PutObject(ctx, s.bucket, key, io.NewSectionReader(from, 0, size), size, opts)
+		if err == nil || attempt == uploadAttempts || ctx.Err() != nil {
+			return err
+		}
+		backoff.Sleep(ctx, retry.Next())
+	}
 }
 
 func (s *S3) verify(ctx context.Context, name string, want [sha256.Size]byte) error {

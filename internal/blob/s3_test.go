@@ -99,6 +99,13 @@ func (s *s3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// set changes what the server does.
+func (s *s3Server) set(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
 func (s *s3Server) store(key string, data []byte) {
 	if s.flip > 0 {
 		s.flip--

@@ -343,7 +343,7 @@ func managerOf(before, after resource.Object) string {
 	for _, m := range after.GetManagedFields() {
 		same := slices.ContainsFunc(had, func(h metav1.ManagedFieldsEntry) bool {
 			return h.Manager == m.Manager && h.Operation == m.Operation && h.Subresource == m.Subresource && h.Time.Equal(m.Time) &&
-				(h.FieldsV1 == nil) == (m.FieldsV1 == nil) && (h.FieldsV1 == nil || bytes.Equal(h.FieldsV1.Raw, m.FieldsV1.Raw))
+				(h.FieldsV1 == nil) == (m.FieldsV1 == nil) && (h.FieldsV1 == nil || bytes.Equal(h.FieldsV1.GetRawBytes(), m.FieldsV1.GetRawBytes()))
 		})
 		if !same && m.Time != nil && !m.Time.Time.Before(newest) {
 			manager, newest = m.Manager, m.Time.Time

@@ -57,7 +57,7 @@ func (c *conn) kill() {
 	c.once.Do(func() {
 		close(c.done)
 		_ = c.n.SetDeadline(time.Unix(1, 0)) // crypto/tls may wait for its alert
-		go c.n.Close()
+		go func() { _ = c.n.Close() }()
 	})
 }
 
@@ -163,14 +163,6 @@ func (c *conn) wake() {
 
 // room reports whether a message can be sent without waiting.
 func (c *conn) room() bool { return len(c.out) < outFrames-outReserve }
-
-// send a frame; it waits for space.
-func (c *conn) send(frame []byte) {
-	select {
-	case c.out <- frame:
-	case <-c.done:
-	}
-}
 
 // push a frame without waiting. A client that takes nothing is dropped.
 func (c *conn) push(frame []byte) {

@@ -39,7 +39,6 @@ type playedRoot struct {
 type playedFile struct {
 	data, durable []byte
 	writes        []played
-	removed       bool
 }
 
 type played struct {

@@ -162,9 +162,8 @@ func readFooter(f io.ReaderAt, size int64) (*footer, error) {
 
 // note that a block was written, which ends at end.
 func (c *contents) note(b *block, offset, end int64) {
-	at, when := b.complete, int64(0)
 	if n := len(b.entries); n > 0 {
-		at, when = b.entries[0].Position, b.entries[0].Time.UnixMilli()
+		at, when := b.entries[0].Position, b.entries[0].Time.UnixMilli()
 		c.Last = b.entries[n-1].Position
 		c.Newest = b.entries[n-1].Time.UnixMilli()
 		if c.Entries == 0 {

@@ -76,8 +76,11 @@ func same(l *Log, got, want *Entry) error {
 		return fmt.Errorf("read %+v, want %+v", got, want)
 	}
 	value, ok, err := l.Previous(got)
-	if err != nil || ok != (want.Prev != 0) || !bytes.Equal(value, want.PrevValue) {
-		return fmt.Errorf("the value before position %d is %q (%v, %v), want %q", got.Position, value, ok, err, want.PrevValue)
+	if err != nil {
+		return fmt.Errorf("the value before position %d: %w", got.Position, err)
+	}
+	if ok != (want.Prev != 0) || !bytes.Equal(value, want.PrevValue) {
+		return fmt.Errorf("the value before position %d is %q (%v), want %q", got.Position, value, ok, want.PrevValue)
 	}
 	return nil
 }

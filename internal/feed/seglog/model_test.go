@@ -18,7 +18,7 @@ import (
 
 // TestModel plays random histories on a disk with faults and crashes, beside what must be true of them.
 func TestModel(t *testing.T) {
-	runs := 400
+	runs := 80
 	if n, err := strconv.Atoi(os.Getenv("PROXIMA_MODEL_RUNS")); err == nil {
 		runs = n
 	} else if os.Getenv("PROXIMA_SOAK") != "" {
@@ -48,8 +48,6 @@ type game struct {
 	// durable is what must survive; promised by Durable while a root that has it is there.
 	durable Position
 	trimmed Position
-	skipped map[Position]Position // from, to
-	readers []*Reader
 	tier    *playedTier
 	crashes int
 	trace   string
