@@ -23,9 +23,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/store"
-	"github.com/proxima-mesh/proxima/internal/store/position"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/position"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
@@ -73,8 +73,8 @@ type Store struct {
 	size      atomic.Int64
 	fault     atomic.Pointer[fault] // of the last write; nil: it went well
 
-	queue      *group.Queue             // of the one goroutine that writes
-	dirty      chan struct{}            // holds a token while the position is to be recorded
+	queue      *group.Queue                      // of the one goroutine that writes
+	dirty      chan struct{}                     // holds a token while the position is to be recorded
 	recorded   atomic.Pointer[position.Position] // in the file beside the state; nil: not known
 	background sync.WaitGroup
 	stop       context.CancelFunc
