@@ -21,6 +21,7 @@ type FeedSinks interface {
 	Add(ctx context.Context, spec sink.Spec) (*sink.Spec, error)
 	Remove(ctx context.Context, name string) error
 	List(ctx context.Context) ([]sink.Status, error)
+	Problems() map[string]string
 }
 
 // maxSinkRequest bounds a sink.Spec in bytes: it may have certificates of some authorities.

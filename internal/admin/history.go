@@ -54,6 +54,8 @@ type FeedStatus struct {
 	Begins time.Time `json:"begins"`
 	// Gap: what was committed before is not in the feed, as it could not be written in time.
 	Gap bool `json:"gap,omitempty"`
+	// SinkProblems are why sinks do not deliver, by their names, at the instance that delivers.
+	SinkProblems map[string]string `json:"sinkProblems,omitempty"`
 	// SegmentList has the segments in order; only at FeedStatusPath.
 	SegmentList []seglog.SegmentInfo `json:"segmentList,omitempty"`
 }
@@ -68,6 +70,9 @@ func (c *Config) feedStatus(ctx context.Context, segments bool) *FeedStatus {
 	list := c.History.Feed.Log.Segments()
 	for i := range list {
 		out.Gap = out.Gap || i > 0 && list[i].Gap
+	}
+	if c.Sinks != nil {
+		out.SinkProblems = c.Sinks.Problems()
 	}
 	if segments {
 		out.SegmentList = list

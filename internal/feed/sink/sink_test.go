@@ -320,8 +320,8 @@ func TestRepeats(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p := list[0].Problem; p != "" {
-			if !strings.Contains(p, "503") || !strings.Contains(p, "not now") || len(r.sinks.Lag()) != 1 {
-				t.Errorf("problem %q, %v", p, r.sinks.Lag())
+			if !strings.Contains(p, "503") || !strings.Contains(p, "not now") || len(r.sinks.Problems()) != 1 {
+				t.Errorf("problem %q, %v", p, r.sinks.Problems())
 			}
 			break
 		}

@@ -283,8 +283,8 @@ func (s *Spec) matches(kind *resource.Descriptor, name resource.Key) bool {
 		(len(s.Namespaces) == 0 || slices.Contains(s.Namespaces, name.Namespace))
 }
 
-// Lag is how far the sinks are behind, for people: the names of those whose deliveries fail, with the reason.
-func (s *Sinks) Lag() map[string]string {
+// Problems are why sinks do not deliver, by their names, at the instance that delivers.
+func (s *Sinks) Problems() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[string]string{}
