@@ -55,7 +55,7 @@ func run(rounds, entries int, only []string, dir string) error {
 		dir = made
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Printf("%d rounds of %d entries of 200 bytes, load %s\n", rounds, entries, cmp.Or(strings.Fields(string(load)+" ?")[0], "?"))
+	fmt.Printf("%d rounds of %d entries of 200 bytes, load %s\n", rounds, entries, cmp.Or(strings.Fields(string(load) + " ?")[0], "?"))
 	parts := map[string]func(dir string, entries int, out table, round int) error{
 		"append": measureAppend, "catchup": measureCatchUp, "tail": measureTail, "cost": measureCost,
 	}
