@@ -103,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 	if cfg.Offload != nil {
 		tier = cfg.Offload
 	}
-	for {
+	for aside := false; ; aside = true {
 		f.Log, err = seglog.Open(seglog.Options{
 			Roots: cfg.Roots, Copies: cfg.Copies, Epoch: cfg.Store.Epoch(), Logger: cfg.Logger, Tier: tier,
 			SegmentBytes: cmp.Or(cfg.segmentBytes, min(seglog.DefaultSegmentBytes, cfg.Retention/8)), Disk: cfg.disk, Reserve: cfg.reserve,
@@ -114,6 +114,10 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 		_, end := f.Log.End()
 		if end <= seglog.Position(now) {
 			break
+		}
+		if aside {
+			return nil, errors.Join(fmt.Errorf("what was offloaded of the change feed goes up to position %d, and the store is at %d: "+
+				"the store has lost changes; start with another --feed-offload", end, now), f.Log.Close())
 		}
 		if err := errors.Join(f.Log.Close(), f.putAside(end)); err != nil {
 			return nil, err

@@ -110,7 +110,7 @@ func (o Options) withDefaults() Options {
 }
 
 // Open finds the segments of the roots, and seals what was not. It blocks while files are read. A root that cannot be
-// used is left out and tried again later; only if there is none that can be, that is an error.
+// used is left out and tried again later, also if it is the only one: Append fails until then.
 func Open(opts Options) (*Log, error) {
 	if len(opts.Roots) == 0 || opts.Epoch == "" {
 		return nil, errors.New("a log needs a root and an epoch")

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -287,6 +289,44 @@ func TestDamage(t *testing.T) {
 	}
 	if damaged == nil || n+damaged.To-damaged.After != h.at || damaged.To-damaged.After > 500 {
 		t.Errorf("%d of %d read, damage: %v", n, h.at, damaged)
+	}
+}
+
+// A log whose only root is away opens, and goes on when it is back. The next Open has what was there before, too.
+func TestRootAwayAtTheStart(t *testing.T) {
+	h, now := newHistory(rand.New(rand.NewPCG(1, 6))), time.UnixMilli(1_700_000_000_000)
+	dir := filepath.Join(t.TempDir(), "root")
+	o := Options{Roots: []string{dir}, Reserve: 1, Now: func() time.Time { return now }}
+	l := open(t, o)
+	if err := errors.Join(l.Append(h.take(10), 0), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(dir, dir+".away"), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l = open(t, o)
+	if err := l.Skip(5); err != nil { // the store has what is above
+		t.Fatal(err)
+	}
+	h.take(5)
+	if err := l.Append(h.after(5), 0); err == nil || !strings.Contains(err.Error(), "no root of the log can be written") || l.Roots()[0].Problem == "" {
+		t.Fatalf("without a root: %v, %+v", err, l.Roots())
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(rootRetry)
+	if err := errors.Join(l.Append(h.after(5), 0), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	l = open(t, o)
+	if got := readAll(t, l, 0); len(got) != 15 {
+		t.Fatalf("%d entries of 15", len(got))
+	}
+	for i, e := range readAll(t, l, 0) {
+		if err := same(l, e, h.all[i]); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

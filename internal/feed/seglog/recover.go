@@ -2,7 +2,6 @@ package seglog
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"path/filepath"
 	"slices"
@@ -56,7 +55,8 @@ func (l *Log) recover() error {
 		}
 	}
 	if works == 0 {
-		return fmt.Errorf("no root of the change feed can be used: %w", failed)
+		// Who follows the log goes on without it, and a root that comes back is used. What it has is found by the next Open.
+		l.log.Error("no root of the change feed can be used; changes wait in the store's history until one can", "error", failed)
 	}
 	var order []Position
 	for after := range files {
@@ -71,7 +71,7 @@ func (l *Log) recover() error {
 		l.adopt(files[after], limit)
 	}
 	for i, s := range l.segments {
-		if i > 0 && s.After != l.segments[i-1].Complete {
+		if i > 0 && s.After > l.segments[i-1].Complete {
 			s.Gap = true // of a root that is away, or one was removed
 		}
 	}
@@ -110,9 +110,8 @@ func inspect(f File, after Position) (*found, error) {
 // others are made again from it.
 func (l *Log) adopt(files []*found, limit Position) {
 	for _, f := range files {
-		if !f.sealed || f.Complete > limit {
+		if !f.sealed {
 			f.contents = scan(f.file, f.header, f.begin, f.Size, limit)
-			f.sealed = false
 		}
 	}
 	best := files[0]
@@ -134,7 +133,8 @@ func (l *Log) adopt(files []*found, limit Position) {
 			l.fail(f.root, err)
 		}
 	}
-	if best.Complete == best.After {
+	n := len(l.segments)
+	if best.Complete == best.After || n > 0 && best.Complete <= l.segments[n-1].Complete { // it adds nothing
 		l.drop(s)
 		return
 	}

@@ -131,8 +131,8 @@ func (l *Log) rootErrors() error {
 func (l *Log) create(r *root, s *segment, text []byte) (File, error) {
 	name := filepath.Join(r.dir, fileName(s.After))
 	f, err := l.opts.Disk.Create(name)
-	if errors.Is(err, fs.ErrExist) { // left over: no segment of the log begins at its end
-		if err = l.opts.Disk.Remove(name); err == nil {
+	if errors.Is(err, fs.ErrExist) { // left over, or of a root that was away when the log was opened
+		if err = l.opts.Disk.Rename(name, name+".left"); err == nil {
 			f, err = l.opts.Disk.Create(name)
 		}
 	}
