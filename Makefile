@@ -6,6 +6,7 @@ VERSION ?= v0.1.0-dev
 LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
 # Modules of their own: what they compare us with is not linked into the product.
 MODULES := $(shell ls -d test/endpointslice test/topology test/crd test/chart test/pulsar bench/fanout bench/feed bench/registry bench/xds tools/release 2>/dev/null | paste -sd,)
+PLAIN := $(shell ls -d test/chart bench/fanout bench/feed bench/registry bench/xds tools/release 2>/dev/null | paste -sd,)
 # Images are IMAGE:VERSION. SIGNING_KEY is a private key in a file, BUILDER a URI of whose it is.
 IMAGE ?= ghcr.io/proxima-mesh/proxima
 RELEASE = cd tools/release && CGO_ENABLED=0 $(GO) run . -root $(CURDIR) -version '$(VERSION)' -image '$(IMAGE)' \
@@ -41,11 +42,11 @@ demo: build ## see it work, on this machine, in a minute
 
 test: build $(BIN)/kubectl ## all tests, with the race detector
 	@tools/setup
-	$(GO) run ./tools/testreport -modules $(MODULES) -- ./...
+	$(GO) run ./tools/testreport -modules $(MODULES) -plain $(PLAIN) -- ./...
 
 soak: build $(BIN)/kubectl ## the long versions of the tests
 	@tools/setup
-	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES),test/etcd -- ./...
+	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES),test/etcd -plain $(PLAIN) -- ./...
 
 etcd: ## the etcd store on real servers: contract, upstream's suite, crashes (minutes)
 	@tools/setup

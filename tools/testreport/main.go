@@ -2,9 +2,10 @@
 // output, every skipped test with its reason, the slowest packages, and one
 // closing line of counts.
 //
-//	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] -- ./...
+//	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] [-plain bench/b] -- ./...
 //
-// Modules other than the main one are tested as a whole, each in its own folder.
+// Modules other than the main one are tested as a whole, each in its own folder; those of -plain without the race
+// detector, as what they run is built so anyway, and what is slow there is the compilation of their libraries.
 //
 // Some tests are pressed for time, upstream's among them, and a busy machine fails
 // them. If no more than -again tests fail, they run once more, with nothing else
@@ -44,6 +45,7 @@ type report struct {
 	passed, failed, skipped int
 	failures                []failure
 	racy                    map[string]bool // packages with a data race or a panic
+	plain                   []string        // modules that are tested without the race detector
 }
 
 // failure is a test of a module that failed, with its parents and its package.
@@ -57,10 +59,11 @@ func main() {
 	parallel := flag.Int("p", 2, "packages at a time")
 	again := flag.Int("again", 3, "run failed tests once more, alone, if they are no more than this")
 	modules := flag.String("modules", "", "folders of further modules, separated by commas")
+	plain := flag.String("plain", "", "those of them that are tested without the race detector")
 	flag.Parse()
 	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
 	parallelArgs := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
-	r := newReport()
+	r := newReport(strings.Split(*plain, ",")...)
 	fine := r.run(".", append(slices.Clone(parallelArgs), flag.Args()...))
 	for dir := range strings.SplitSeq(*modules, ",") {
 		if dir != "" {
@@ -77,15 +80,20 @@ func main() {
 	}
 }
 
-func newReport() *report {
-	return &report{output: map[testName][]string{}, racy: map[string]bool{}}
+func newReport(plain ...string) *report {
+	return &report{output: map[testName][]string{}, racy: map[string]bool{}, plain: plain}
 }
 
 // run the tests of one module.
 func (r *report) run(dir string, args []string) bool {
+	cgo := "CGO_ENABLED=1"
+	if slices.Contains(r.plain, dir) {
+		cgo = "CGO_ENABLED=0"
+		args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-race" })
+	}
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	cmd.Env = append(os.Environ(), cgo)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
@@ -119,7 +127,7 @@ func (r *report) again(most int, args []string) (forgiven []string, fine bool) {
 	fine = true
 	for _, t := range tests {
 		fmt.Printf("\n=== ONCE MORE, ALONE: %s %s\n", short(t.pkg), t.test)
-		second := newReport()
+		second := newReport(r.plain...)
 		if !second.run(t.dir, append(slices.Clone(args), "-run=^"+t.test+"$", t.pkg)) || second.failed > 0 {
 			fine = false
 			continue
