@@ -84,6 +84,13 @@ func measureAppend(dir string, n int, out table, round int) error {
 		took, err := s.fill(all)
 		out.add("nats", float64(n)/took.Seconds())
 		return err
+	}, func() error {
+		if peer == nil {
+			return nil
+		}
+		took, err := peer.fill(peer.topic(), all)
+		out.add("pulsar", float64(n)/took.Seconds())
+		return err
 	})
 }
 
@@ -125,6 +132,17 @@ func measureCatchUp(dir string, n int, out table, round int) error {
 		}
 		took, err := s.read(n)
 		out.add("nats", float64(n)/took.Seconds())
+		return err
+	}, func() error {
+		if peer == nil {
+			return nil
+		}
+		topic := peer.topic()
+		if _, err := peer.fill(topic, all); err != nil {
+			return err
+		}
+		took, err := peer.read(topic, n)
+		out.add("pulsar", float64(n)/took.Seconds())
 		return err
 	})
 }
@@ -207,6 +225,15 @@ func measureTail(dir string, n int, out table, round int) error {
 		after, all, err := s.tail(n)
 		if err == nil {
 			tail(out, "nats", after, all)
+		}
+		return err
+	}, func() error {
+		if peer == nil {
+			return nil
+		}
+		after, all, err := peer.tail(n)
+		if err == nil {
+			tail(out, "pulsar", after, all)
 		}
 		return err
 	})
