@@ -353,6 +353,10 @@ func TestExpired(t *testing.T) {
 	if err := r.feed.Log.Seal(); err != nil {
 		t.Fatal(err)
 	}
+	r.put("configmaps/shop/a", "once more") // the last segment stays
+	if err := r.feed.Log.Sync(); err != nil {
+		t.Fatal(err)
+	}
 	r.feed.Log.Trim(1, 0, 1<<40)
 	r.start()
 	r.put("configmaps/shop/b", "1")

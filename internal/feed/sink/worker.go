@@ -105,7 +105,7 @@ func (w *worker) describe(s *Status) {
 
 // run delivers from the cursor on, until a delivery fails.
 func (w *worker) run(ctx context.Context, retry *backoff.Backoff) error {
-	c, err := w.sinks.cfg.Cursors.Open(ctx, cursorName(w.spec.Name))
+	c, err := w.sinks.cfg.Cursors.OpenExpired(ctx, cursorName(w.spec.Name))
 	if err != nil {
 		return err
 	}
