@@ -306,7 +306,8 @@ func (l *Log) newest() *segment {
 }
 
 // Trim removes the oldest segments, which all are sealed, while all copies of one have more than bytes together, or the
-// newest entry of the oldest is older than age (0: no bound), but none with an entry above keep.
+// newest entry of the oldest is older than age (0: no bound), but none with an entry above keep, and not the last one that has
+// entries on the disks: a log that is opened with none does not know where it ended.
 func (l *Log) Trim(bytes int64, age int64, keep Position) {
 	for {
 		l.mu.Lock()
@@ -323,8 +324,9 @@ func (l *Log) Trim(bytes int64, age int64, keep Position) {
 		}
 		old := oldest != nil && age > 0 && l.opts.Now().UnixMilli()-oldest.Newest > age
 		remote := oldest != nil && oldest.remote != nil && oldest != l.newest()
+		last := oldest != nil && oldest == l.newest() && (l.open == nil || l.durable.Complete == l.open.After)
 		l.mu.Unlock()
-		if oldest == nil || !remote && oldest.Complete > keep || (bytes <= 0 || total <= bytes) && !old {
+		if oldest == nil || last || !remote && oldest.Complete > keep || (bytes <= 0 || total <= bytes) && !old {
 			return
 		}
 		if l.opts.Tier != nil && !remote && oldest.Epoch == l.opts.Epoch {
