@@ -221,6 +221,10 @@ func (u *subscription) flow(m *consumer, permits uint32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	m.permits = min(m.permits+int64(permits), maxPermits)
+	if !m.flowed && u.sharing == wire.Subscribe_FAILOVER {
+		m.tellActive(m == u.active()) // pulsar-client-go loses what comes right after the answer to SUBSCRIBE
+	}
+	m.flowed = true
 	u.signal()
 }
 
@@ -286,21 +290,28 @@ func (u *subscription) ackThrough(at seglog.Position) error {
 	return nil
 }
 
-// redeliver messages of a consumer that shares them; all of a consumer that has them alone, or that names none.
+// redeliver messages of a consumer that shares them; all of a consumer that has them alone, or that names none. As in Pulsar, deliveries
+// are counted where messages are shared, and only those that a consumer has asked to repeat.
 func (u *subscription) redeliver(m *consumer, ids []*wire.MessageId) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(ids) == 0 || u.sharing == wire.Subscribe_EXCLUSIVE || u.sharing == wire.Subscribe_FAILOVER {
+	if u.sharing == wire.Subscribe_EXCLUSIVE || u.sharing == wire.Subscribe_FAILOVER {
 		u.requeue(u.takeFrom(m))
 		return
 	}
 	var again []*item
+	if len(ids) == 0 {
+		again = u.takeFrom(m)
+	}
 	for _, id := range ids {
 		if at, err := u.s.positionOf(id); err == nil {
 			if d := u.pending[at]; d != nil && d.to == m {
 				again = append(again, u.take(d))
 			}
 		}
+	}
+	for _, it := range again {
+		it.redeliveries++
 	}
 	u.requeue(again)
 }

@@ -183,6 +183,9 @@ func (c *conn) subscribe(ctx context.Context, q *wire.Subscribe) error {
 	if q.GetKeyShared().GetMode() != 0 {
 		return refuse(wire.ServerError_NOT_ALLOWED_ERROR, "key_shared subscriptions divide keys by themselves: ranges of hashes cannot be chosen")
 	}
+	if sharing := q.GetType(); q.GetReadCompacted() && sharing != wire.Subscribe_EXCLUSIVE && sharing != wire.Subscribe_FAILOVER {
+		return refuse(wire.ServerError_NOT_ALLOWED_ERROR, "readCompacted is for exclusive and failover subscriptions")
+	}
 	m := &consumer{
 		id: q.GetConsumer(), name: q.GetConsumerName(), priority: q.GetPriority(), conn: c,
 		joined: func() { c.succeed(q.GetRequest()) },
@@ -261,8 +264,10 @@ func (c *conn) lastMessageID(ctx context.Context, q *wire.OfConsumer) {
 		c.fail(q.GetRequest(), err)
 		return
 	}
-	none := &wire.MessageId{Ledger: ptr(^uint64(0)), Entry: ptr(^uint64(0))}
-	a := &wire.LastMessageId{Request: q.Request, Last: none, Mark: none}
+	// As Pulsar, whose entries before the first are -1.
+	a := &wire.LastMessageId{
+		Request: q.Request, Last: &wire.MessageId{Ledger: ptr(^uint64(0)), Entry: ptr(^uint64(0))}, Mark: &wire.MessageId{Ledger: &c.s.ledger, Entry: ptr(^uint64(0))},
+	}
 	if last > 0 {
 		a.Last = c.s.idOf(last)
 	}

@@ -54,6 +54,7 @@ type consumer struct {
 	sub      *subscription
 	joined   func() // answers the client
 	permits  int64
+	flowed   bool // it has asked for messages
 	unacked  int
 }
 
@@ -395,9 +396,6 @@ func (u *subscription) mark() seglog.Position {
 
 // requeue items, which are delivered again.
 func (u *subscription) requeue(items []*item) {
-	for _, it := range items {
-		it.redeliveries++
-	}
 	u.queue = append(u.queue, items...)
 	sort.Slice(u.queue, func(i, j int) bool { return u.queue[i].at < u.queue[j].at })
 	u.signal()
@@ -446,9 +444,8 @@ func (u *subscription) close() {
 	}
 }
 
-// detach all consumers: they are told that they are closed, and subscribe again. told, if it is not nil, is called before. It is called
-// in the subscription's turn.
-func (u *subscription) detach(told func()) {
+// detach all consumers: they are told that they are closed, and subscribe again. It is called in the subscription's turn.
+func (u *subscription) detach() {
 	u.mu.Lock()
 	all := u.consumers
 	u.consumers = nil
@@ -456,9 +453,6 @@ func (u *subscription) detach(told func()) {
 	u.s.mu.Lock()
 	u.s.consumers -= len(all)
 	u.s.mu.Unlock()
-	if told != nil {
-		told()
-	}
 	for _, m := range all {
 		if m.conn.forget(m) {
 			m.conn.tell(&wire.Command{Type: ptr(int32(typeCloseConsumer)), CloseConsumer: &wire.OfConsumer{Consumer: &m.id, Request: ptr(^uint64(0))}})
@@ -471,7 +465,7 @@ func (s *Server) drop(u *subscription) {
 	turn := s.turn(u.key)
 	turn.Lock()
 	defer turn.Unlock()
-	u.detach(nil)
+	u.detach()
 	u.close()
 }
 
@@ -504,7 +498,8 @@ func (s *Server) unsubscribe(ctx context.Context, m *consumer) error {
 	return nil
 }
 
-// seek sets a subscription to a position, 0: the beginning, and disconnects its consumers, which subscribe again. told is called when that is done.
+// seek sets a subscription to a position, 0: the beginning, and disconnects its consumers, which subscribe again. told is called when they
+// are told: clients that hear of the seek first have what they did not read yet from before it.
 func (s *Server) seek(ctx context.Context, m *consumer, to seglog.Position, told func()) error {
 	u := m.sub
 	turn := s.turn(u.key)
@@ -523,7 +518,9 @@ func (s *Server) seek(ctx context.Context, m *consumer, to seglog.Position, told
 			u.mu.Unlock()
 			return err
 		}
-		u.detach(func() { u.close(); told() })
+		u.detach()
+		u.close()
+		told()
 		return nil
 	}
 	u.mu.Lock()
@@ -533,7 +530,8 @@ func (s *Server) seek(ctx context.Context, m *consumer, to seglog.Position, told
 	if err != nil {
 		return err
 	}
-	u.detach(told)
+	u.detach()
+	told()
 	s.running.Go(func() { u.expire() })
 	return nil
 }
