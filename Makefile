@@ -17,7 +17,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients soak lint gen bench cross image packages release release-check clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients interop-pulsar soak lint gen bench cross image packages release release-check clean
 
 build: $(BIN)/proxima $(BIN)/proxima-sidecar ## build bin/proxima and bin/proxima-sidecar
 
@@ -72,6 +72,9 @@ interop-registries: ## unmodified clients of registries, and a ZooKeeper; JDK, m
 
 interop-clients: build $(BIN)/kubectl ## clients of Kubernetes: Python, JS, Java, Ansible, Flux (minutes)
 	@tools/interop-clients
+
+interop-pulsar: build ## the real Pulsar, its clients, an S3 server; JDK, mvn (minutes)
+	@tools/interop-pulsar
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
