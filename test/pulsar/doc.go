@@ -1,3 +1,6 @@
 // Package pulsar runs the unmodified client of Apache Pulsar for Go against the server of the change feed. It is a module of
 // its own, so that the product does not link it.
+//
+// With the build tag "interop", which "make interop-pulsar" sets: the same script at the real Apache Pulsar (package standalone) and at
+// that server, clients of Java and Python on a control plane, and the feed offloaded to an S3 server.
 package pulsar

@@ -65,10 +65,15 @@ func (c *conn) serve(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var writer sync.WaitGroup
-	writer.Go(c.write)
+	written := make(chan struct{})
+	writer.Go(func() {
+		defer close(written)
+		c.write()
+	})
 	writer.Go(func() { c.check(ctx) })
 	err := c.read(ctx)
 	c.flush()
+	<-written // a refusal must arrive before the end of the connection
 	c.kill()
 	cancel()
 	writer.Wait()

@@ -42,7 +42,7 @@ func (c *conn) handle(ctx context.Context, cmd *wire.Command) {
 	case cmd.AuthResponse != nil:
 		if err := c.authenticate(ctx, cmd.AuthResponse.GetResponse().GetMethod(), cmd.AuthResponse.GetResponse().GetData()); err != nil {
 			c.fail(^uint64(0), err)
-			c.kill()
+			c.flush()
 		}
 	case cmd.PartitionedMetadata != nil:
 		c.partitions(ctx, cmd.PartitionedMetadata)
