@@ -32,7 +32,6 @@ $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
-	@echo 'Tests of real kernels and of several machines need root; CONTRIBUTING.md says more.'
 
 check: ## build, vet and race tests of a package: PKG=internal/delta; RUN=TestX for some
 	@tools/check '$(PKG)' '$(RUN)'
