@@ -27,6 +27,8 @@ type playedDisk struct {
 	// roots by directory.
 	roots map[string]*playedRoot
 	lying bool // syncs do nothing
+	// replaced are the names that a rename gave to another file, since the directory was synced: they are never absent.
+	replaced map[string]bool
 }
 
 type playedRoot struct {
@@ -49,7 +51,7 @@ type played struct {
 const sector = 512
 
 func newPlayedDisk(r *rand.Rand, roots ...string) *playedDisk {
-	d := &playedDisk{rand: r, files: map[string]*playedFile{}, durable: map[string]*playedFile{}, roots: map[string]*playedRoot{}}
+	d := &playedDisk{rand: r, files: map[string]*playedFile{}, durable: map[string]*playedFile{}, roots: map[string]*playedRoot{}, replaced: map[string]bool{}}
 	for _, root := range roots {
 		d.roots[root] = &playedRoot{}
 	}
@@ -94,8 +96,13 @@ func (d *playedDisk) Open(name string) (File, error) {
 func (d *playedDisk) Rename(from, to string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, err := d.root(from); err != nil {
+	r, err := d.root(from)
+	if err != nil {
 		return err
+	}
+	if old := d.files[to]; old != nil {
+		r.used -= int64(len(old.data))
+		d.replaced[to] = true
 	}
 	d.files[to] = d.files[from]
 	delete(d.files, from)
@@ -113,6 +120,7 @@ func (d *playedDisk) Remove(name string) error {
 		r.used -= int64(len(f.data))
 	}
 	delete(d.files, name)
+	delete(d.replaced, name)
 	return nil
 }
 
@@ -144,6 +152,7 @@ func (d *playedDisk) SyncDir(dir string) error {
 			d.durable[name] = f
 		}
 	}
+	maps.DeleteFunc(d.replaced, func(name string, _ bool) bool { return filepath.Dir(name) == dir })
 	return nil
 }
 
@@ -170,10 +179,11 @@ func (d *playedDisk) crash() {
 		}
 	}
 	for name, f := range d.durable {
-		if d.files[name] != f && d.rand.IntN(2) == 0 {
+		if d.files[name] != f && !d.replaced[name] && d.rand.IntN(2) == 0 {
 			delete(d.durable, name)
 		}
 	}
+	clear(d.replaced)
 	d.files = maps.Clone(d.durable)
 	done := map[*playedFile]bool{}
 	for _, f := range d.files {

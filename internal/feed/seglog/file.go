@@ -27,6 +27,9 @@ const (
 
 	namePrefix = "feed-"
 	nameSuffix = ".seg"
+	// newSuffix and editSuffix follow the names of files that are not complete: of copies, and of what Edit makes.
+	newSuffix  = ".new"
+	editSuffix = ".edit"
 )
 
 // header is the beginning of a file.
@@ -66,6 +69,8 @@ type footer struct {
 	contents
 	// SHA256 of the file up to Size, in hexadecimal.
 	SHA256 string `json:"sha256"`
+	// Marks of what was changed in the file since it was written first (Editor), sorted.
+	Marks []string `json:"marks,omitempty"`
 }
 
 var errNotSealed = errors.New("it is not sealed")
@@ -121,8 +126,8 @@ func readHeader(f io.ReaderAt) (h header, size int64, err error) {
 }
 
 // encodeFooter returns the footer and trailer of a file whose blocks end at c.Size.
-func encodeFooter(c contents, sum []byte) ([]byte, error) {
-	text, err := json.Marshal(footer{c, hex.EncodeToString(sum)})
+func encodeFooter(c contents, sum []byte, marks []string) ([]byte, error) {
+	text, err := json.Marshal(footer{c, hex.EncodeToString(sum), marks})
 	if err != nil {
 		return nil, err
 	}

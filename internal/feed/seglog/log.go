@@ -75,7 +75,8 @@ type segment struct {
 	contents
 	begin  int64 // of its blocks
 	sealed bool
-	sum    string // of a sealed one
+	sum    string   // of a sealed one
+	marks  []string // of a sealed one, as of Editor
 	// remote is the segment in the tier; nil: it is not there, as far as is known. Without copies the segment is read from it.
 	remote *remote
 	hash   hash.Hash // of the file up to Size, while it is written; nil: it is to be read; of the writer

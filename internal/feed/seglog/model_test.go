@@ -52,6 +52,10 @@ type game struct {
 	durable Position
 	trimmed Position
 	tier    *playedTier
+	// edits are the values that were to be replaced, with their marks. Those that are not known to be gone everywhere may be read as they
+	// were.
+	edits   []playedEdit
+	strict  bool
 	crashes int
 	trace   string
 }
@@ -95,7 +99,7 @@ func (g *game) play() error {
 
 func (g *game) step() error {
 	g.now = g.now.Add(time.Duration(g.rand.IntN(5000)) * time.Millisecond)
-	switch g.rand.IntN(20) {
+	switch g.rand.IntN(22) {
 	case 0, 1, 2, 3, 4:
 		g.hist.take(1 + g.rand.IntN(15))
 		return g.feed()
@@ -165,7 +169,9 @@ func (g *game) step() error {
 		default:
 			return g.prune()
 		}
-	case 19:
+	case 19, 20:
+		return g.edit()
+	case 21:
 		if g.rand.IntN(4) == 0 {
 			return g.loseAll()
 		}
@@ -284,7 +290,7 @@ func (g *game) check() error {
 			if at++; e.Position != at {
 				return fmt.Errorf("position %d, want %d", e.Position, at)
 			}
-			if err := same(g.log, e, g.hist.all[at-1]); err != nil {
+			if err := g.same(e, g.hist.all[at-1]); err != nil {
 				return err
 			}
 		}
@@ -430,4 +436,186 @@ func (g *game) loseAll() error {
 		return fmt.Errorf("it has %d to %d, want up to %d", first, end, reach)
 	}
 	return g.check()
+}
+
+// playedEdit replaces values of a key.
+type playedEdit struct {
+	mark string
+	key  string
+	upTo Position
+}
+
+func (p playedEdit) edited(value []byte) []byte { return fmt.Appendf(nil, "%s %x", p.mark, len(value)) }
+
+// editor of all edits.
+func (g *game) editor() Editor {
+	ed := Editor{Edit: func(e *Entry, marks []string) (*Entry, error) {
+		out := e
+		for _, p := range g.edits {
+			if e.Key != p.key || slices.Contains(marks, p.mark) {
+				continue
+			}
+			next := *out
+			changed := false
+			if e.Kind == Put && e.Position <= p.upTo {
+				next.Value, changed = p.edited(out.Value), true
+			}
+			if out.PrevValue != nil && e.Prev <= p.upTo {
+				next.PrevValue, changed = p.edited(out.PrevValue), true
+			}
+			if changed {
+				out = &next
+			}
+		}
+		return out, nil
+	}}
+	for _, p := range g.edits {
+		ed.Marks = append(ed.Marks, p.mark)
+	}
+	return ed
+}
+
+// edit values of a key in all files, or in some until the power is lost.
+func (g *game) edit() error {
+	_ = g.log.Seal()
+	g.promise()
+	if _, end := g.log.End(); end > 0 && len(g.edits) < 3 && g.rand.IntN(2) == 0 {
+		key := "/registry/services/shop/s" + strconv.Itoa(g.rand.IntN(20))
+		g.edits = append(g.edits, playedEdit{fmt.Sprintf("edit%d", len(g.edits)), key, end})
+		g.note("edit %+v", g.edits[len(g.edits)-1])
+	}
+	reader := g.log.Read(Position(0))
+	if first, empty := g.log.First(); !empty {
+		reader = g.log.Read(first)
+	}
+	if _, err := reader.Poll(); err != nil && !errors.Is(err, errLost) {
+		return err
+	}
+	ed := g.editor()
+	complete := true
+	files, err := g.log.Files()
+	complete = err == nil
+	for _, path := range files {
+		if g.rand.IntN(30) == 0 {
+			return g.crash()
+		}
+		info, err := g.log.Inspect(path)
+		if err != nil || !info.Sealed {
+			complete = false
+			continue
+		}
+		if _, err := g.log.Edit(path, ed); err != nil {
+			g.note("edit %s: %v", path, err)
+			complete = false
+		}
+	}
+	if g.tier.away {
+		complete = false
+	} else if err := g.editTier(ed); err != nil {
+		return err
+	}
+	g.note("edited: %v", complete)
+	if err := g.rest(reader); err != nil {
+		return err
+	}
+	if !complete {
+		return g.check()
+	}
+	g.strict = true
+	defer func() { g.strict = false }()
+	return g.check()
+}
+
+// rest reads on with a reader that was in a file before it was edited.
+func (g *game) rest(r *Reader) error {
+	for at := r.At(); ; {
+		entries, err := r.Poll()
+		if err != nil && g.tier.away && errors.Is(err, errLost) {
+			return nil
+		}
+		var expired *ExpiredError
+		if errors.As(err, &expired) && at == 0 {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("a reader of before at %d: %w", r.At(), err)
+		}
+		if len(entries) == 0 {
+			return nil
+		}
+		for _, e := range entries {
+			if at++; e.Position != at {
+				return fmt.Errorf("a reader of before: position %d, want %d", e.Position, at)
+			}
+		}
+	}
+}
+
+func (g *game) editTier(ed Editor) error {
+	for i, r := range g.tier.list {
+		data := g.tier.files[r.Name]
+		to := &playedFile{}
+		out, err := EditFile(bytes.NewReader(data), int64(len(data)), &handle{newPlayedDisk(g.rand, "."), "x", to}, ed)
+		if err != nil {
+			return err
+		}
+		if out.Entries == 0 {
+			continue
+		}
+		if got, err := CheckFile(bytes.NewReader(to.data), out.Size); err != nil || got != out.Remote || int64(len(to.data)) != out.Size {
+			return fmt.Errorf("the file that was edited is %+v, %w; want %+v", got, err, out.Remote)
+		}
+		g.tier.list = slices.Clone(g.tier.list)
+		out.Remote.Name = out.Remote.SHA256
+		g.tier.files[out.Remote.Name] = to.data
+		g.tier.list[i] = out.Remote
+		delete(g.tier.files, r.Name)
+	}
+	slices.SortFunc(g.tier.list, func(a, b Remote) int { return cmp.Compare(a.Name, b.Name) })
+	g.tier.list = slices.CompactFunc(g.tier.list, func(a, b Remote) bool { return a.Name == b.Name })
+	g.log.Offloaded(g.tier.list)
+	return nil
+}
+
+// same compares an entry with the one that was written, and with what edits make of it.
+func (g *game) same(e, want *Entry) error {
+	own := *e
+	value, _, err := g.log.Previous(e)
+	if err != nil {
+		return err
+	}
+	for _, v := range []struct {
+		got, want []byte
+		at        Position
+	}{{e.Value, want.Value, e.Position}, {value, want.PrevValue, e.Prev}} {
+		possible := [][]byte{v.want}
+		for _, p := range g.edits {
+			if e.Key != p.key || v.at > p.upTo || v.at == 0 || v.want == nil {
+				continue
+			}
+			if g.strict {
+				clear(possible)
+				possible = possible[:0]
+			}
+			// Edits of one key come in any order, as files were there or not.
+			for _, q := range g.edits {
+				possible = append(possible, q.edited(v.want))
+				for _, o := range g.edits {
+					possible = append(possible, o.edited(q.edited(v.want)))
+					for _, n := range g.edits {
+						possible = append(possible, n.edited(o.edited(q.edited(v.want))))
+					}
+				}
+			}
+			break
+		}
+		if !slices.ContainsFunc(possible, func(p []byte) bool { return bytes.Equal(p, v.got) }) {
+			return fmt.Errorf("position %d of %s has %q at %d; possible are %q", e.Position, e.Key, v.got, v.at, possible)
+		}
+	}
+	own.Value, own.PrevValue = want.Value, want.PrevValue
+	if own.Kind != Delete && own.Prev != 0 && own.PrevValue == nil {
+		own.PrevValue = []byte{}
+	}
+	return same(g.log, &own, want)
 }

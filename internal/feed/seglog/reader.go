@@ -278,6 +278,8 @@ type SegmentInfo struct {
 	Sealed  bool      `json:"sealed"`
 	// SHA256 of its blocks, if it is sealed.
 	SHA256 string `json:"sha256,omitempty"`
+	// Marks of what was changed in it since (Editor).
+	Marks []string `json:"marks,omitempty"`
 	// Copies are the files that have it.
 	Copies []string `json:"copies"`
 	// Offloaded is the name by which the tier has it; empty: it is not known to have it.
@@ -292,7 +294,7 @@ func (l *Log) Segments() []SegmentInfo {
 	for i, s := range l.segments {
 		out[i] = SegmentInfo{
 			After: s.After, Last: s.Last, Complete: s.Complete, Epoch: s.Epoch, Gap: s.Gap, Entries: s.Entries, Bytes: s.Size,
-			Oldest: time.UnixMilli(s.Oldest), Newest: time.UnixMilli(s.Newest), Sealed: s.sealed, SHA256: s.sum, Created: s.Created,
+			Oldest: time.UnixMilli(s.Oldest), Newest: time.UnixMilli(s.Newest), Sealed: s.sealed, SHA256: s.sum, Marks: s.marks, Created: s.Created,
 		}
 		for _, c := range s.copies {
 			out[i].Copies = append(out[i].Copies, c.path(s))

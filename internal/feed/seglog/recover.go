@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // found is a file of a segment, as it is found when a log is opened.
@@ -15,6 +16,7 @@ type found struct {
 	begin  int64
 	sealed bool
 	sum    string
+	marks  []string
 }
 
 // recover the segments from the files of the roots.
@@ -31,11 +33,15 @@ func (l *Log) recover() error {
 		}
 		works++
 		for _, name := range names {
+			path := filepath.Join(r.dir, name)
+			if strings.HasPrefix(name, namePrefix) && unfinished(name) {
+				_ = l.opts.Disk.Remove(path) // else it is removed before one is written under that name
+				continue
+			}
 			after, ok := afterOf(name)
 			if !ok {
 				continue
 			}
-			path := filepath.Join(r.dir, name)
 			f, err := l.opts.Disk.Open(path)
 			if err != nil {
 				l.fail(r, err)
@@ -101,13 +107,13 @@ func inspect(f File, after Position) (*found, error) {
 	case err != nil:
 		return nil, err
 	default:
-		out.contents, out.sealed, out.sum = end.contents, true, end.SHA256
+		out.contents, out.sealed, out.sum, out.marks = end.contents, true, end.SHA256, end.Marks
 	}
 	return out, nil
 }
 
-// adopt the files of one segment: the copy that has most is the truth, as an entry that was acknowledged is in it; the
-// others are made again from it.
+// adopt the files of one segment: the copy that has most is the truth, as an entry that was acknowledged is in it, and of two
+// with as much the one that was edited; the others are made again from it.
 func (l *Log) adopt(files []*found, limit Position) {
 	for _, f := range files {
 		if !f.sealed {
@@ -116,11 +122,11 @@ func (l *Log) adopt(files []*found, limit Position) {
 	}
 	best := files[0]
 	for _, f := range files[1:] {
-		if f.Complete > best.Complete || f.Complete == best.Complete && f.sealed && !best.sealed {
+		if f.Complete > best.Complete || f.Complete == best.Complete && f.sealed && (!best.sealed || len(f.marks) > len(best.marks)) {
 			best = f
 		}
 	}
-	s := &segment{header: best.header, contents: best.contents, begin: best.begin, sealed: best.sealed, sum: best.sum}
+	s := &segment{header: best.header, contents: best.contents, begin: best.begin, sealed: best.sealed, sum: best.sum, marks: best.marks}
 	for _, f := range files {
 		same := f == best || f.sealed && best.sealed && f.sum == best.sum
 		if same {
@@ -159,12 +165,15 @@ func (l *Log) Repair() int {
 		l.mu.Lock()
 		n, open, sealed := len(s.copies), s == l.open, s.sealed
 		l.mu.Unlock()
-		if open || n >= l.opts.Copies || n == 0 {
+		if open || n == 0 || sealed && n >= l.opts.Copies {
 			continue
 		}
-		if !sealed && l.finish(s, s.copies[0].file) != nil {
-			short++
-			continue
+		if !sealed {
+			if !l.finishAll(s) {
+				short++
+				continue
+			}
+			n = len(s.copies)
 		}
 		for _, r := range l.usable() {
 			if n >= l.opts.Copies {
@@ -189,14 +198,14 @@ func (l *Log) Repair() int {
 // copyTo a root: the file is complete on the disk before it has the name of a segment.
 func (l *Log) copyTo(s *segment, r *root) error {
 	name := filepath.Join(r.dir, fileName(s.After))
-	for _, old := range []string{name, name + ".new"} {
+	for _, old := range []string{name, name + newSuffix} {
 		if f, err := l.opts.Disk.Open(old); err == nil { // what was lost, or left over
 			if err := errors.Join(f.Close(), l.opts.Disk.Remove(old)); err != nil {
 				return err
 			}
 		}
 	}
-	f, err := l.opts.Disk.Create(name + ".new")
+	f, err := l.opts.Disk.Create(name + newSuffix)
 	if err != nil {
 		return err
 	}
@@ -214,13 +223,13 @@ func (l *Log) copyTo(s *segment, r *root) error {
 		err = f.Sync()
 	}
 	if err == nil {
-		err = l.opts.Disk.Rename(name+".new", name)
+		err = l.opts.Disk.Rename(name+newSuffix, name)
 	}
 	if err == nil {
 		err = l.opts.Disk.SyncDir(r.dir)
 	}
 	if err != nil {
-		return errors.Join(err, f.Close(), l.opts.Disk.Remove(name+".new"))
+		return errors.Join(err, f.Close(), l.opts.Disk.Remove(name+newSuffix))
 	}
 	l.works(r)
 	l.mu.Lock()

@@ -117,6 +117,10 @@ func (l *Log) fill(out []*segment, at, to Position, from []Remote, had map[strin
 		if s == nil {
 			s = &segment{header: header{Epoch: r.Epoch, After: r.After}, sealed: true, sum: r.SHA256, remote: &remote{Remote: r}}
 			s.Newest, s.Oldest, s.Last = r.Newest, r.Newest, r.Complete
+		} else if s.Complete != min(r.Complete, to) {
+			own := *s // a reader that was in the block where it ended begins it anew
+			own.remote = &remote{Remote: r, loaded: s.remote.loaded}
+			s = &own
 		}
 		s.remote.Remote = r
 		s.Complete = min(r.Complete, to)

@@ -152,7 +152,7 @@ func (l *Log) create(r *root, s *segment, text []byte) (File, error) {
 	return f, nil
 }
 
-// lose a copy of the open segment, which could not be written.
+// lose a copy of a segment, which could not be written.
 func (l *Log) lose(s *segment, c *copyOf, err error) {
 	l.fail(c.root, err)
 	l.mu.Lock()
@@ -235,12 +235,27 @@ func (l *Log) seal() error {
 		l.drop(s)
 		return nil
 	}
-	for _, c := range slices.Clone(s.copies) {
+	l.finishAll(s)
+	return nil
+}
+
+// finishAll writes the ends of all copies of a segment. One whose end cannot be written is none any more if another has it, and is made
+// again. It returns whether the segment is sealed.
+func (l *Log) finishAll(s *segment) bool {
+	failed := map[*copyOf]error{}
+	for _, c := range s.copies {
 		if err := l.finish(s, c.file); err != nil {
 			l.fail(c.root, err)
+			failed[c] = err
 		}
 	}
-	return nil
+	if len(failed) == len(s.copies) {
+		return false
+	}
+	for c, err := range failed {
+		l.lose(s, c, err)
+	}
+	return true
 }
 
 // finish a file of a segment: its blocks are there, up to s.Size.
@@ -252,7 +267,7 @@ func (l *Log) finish(s *segment, f File) error {
 	} else if sum, err = sumOf(f, s.Size); err != nil {
 		return err
 	}
-	end, err := encodeFooter(s.contents, sum)
+	end, err := encodeFooter(s.contents, sum, s.marks)
 	if err != nil {
 		return err
 	}
@@ -307,8 +322,10 @@ func (l *Log) newest() *segment {
 
 // Trim removes the oldest segments, which all are sealed, while all copies of one have more than bytes together, or the
 // newest entry of the oldest is older than age (0: no bound), but none with an entry above keep, and not the last one that has
-// entries on the disks: a log that is opened with none does not know where it ended.
+// entries on the disks: a log that is opened with none does not know where it ended. It waits for the writer.
 func (l *Log) Trim(bytes int64, age int64, keep Position) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	for {
 		l.mu.Lock()
 		var oldest *segment
