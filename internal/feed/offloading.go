@@ -107,12 +107,13 @@ func (f *Feed) offloadOnce(ctx context.Context, relist bool) (uploaded int, err 
 	return uploaded, f.offloadResult(ctx, o, failed)
 }
 
-// prune removes from the target segments of this store whose changes are all older than a time (Unix, ms).
+// prune removes from the target segments whose changes are all older than a time (Unix, ms), those too that were written before the
+// store was restored.
 func (f *Feed) prune(ctx context.Context, o *offloading, before int64) error {
 	var kept []seglog.Remote
 	var failed error
 	for _, r := range o.list {
-		if r.Epoch == f.cfg.Store.Epoch() && r.Newest < before {
+		if r.Newest < before {
 			if err := f.cfg.Offload.Delete(ctx, r); err == nil {
 				continue
 			} else {

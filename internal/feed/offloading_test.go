@@ -253,3 +253,31 @@ func TestOffloadRetention(t *testing.T) {
 		t.Errorf("%d segments are left at the target; the feed begins after %d", len(files), first)
 	}
 }
+
+// TestOffloadRetentionOfOtherEpochs: what was offloaded before the store was restored grows old, too.
+func TestOffloadRetentionOfOtherEpochs(t *testing.T) {
+	r := stoppedRig(t)
+	target := r.offloading(t.TempDir())
+	inner := r.with
+	r.with = func(c *Config) { inner(c); c.OffloadRetention = time.Hour }
+	now := time.Now()
+	for epoch, newest := range map[string]time.Time{"old": now.Add(-2 * time.Hour), "recent": now} {
+		name := offload.Name(seglog.Remote{Epoch: epoch, After: 1, Complete: 2, Newest: newest.UnixMilli(), SHA256: strings.Repeat("0", 64)})
+		data := strings.NewReader(epoch)
+		r.must(target.Put(t.Context(), name, data, data.Size(), sha256.Sum256([]byte(epoch))))
+	}
+	r.start()
+	if _, err := r.feed.OffloadNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	all, err := target.List(t.Context(), "")
+	r.must(err)
+	for _, b := range all {
+		if strings.Contains(b.Name, "/old/") {
+			t.Errorf("%s is still there", b.Name)
+		}
+	}
+	if !slices.ContainsFunc(all, func(b blob.Info) bool { return strings.Contains(b.Name, "/recent/") }) {
+		t.Errorf("what is not old was removed: %v", all)
+	}
+}
