@@ -162,8 +162,6 @@ func Handlers(c Config) map[string]http.Handler {
 		ShiftPath:          get(questionHandler{c, shift}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
-		FeedOffloadPath:    c.segmentsHandler(offloadSegments),
-		FeedVerifyPath:     c.segmentsHandler(verifySegments),
 		ConfirmPath:        confirmHandler{c},
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},

@@ -89,6 +89,8 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 	to[FeedSinksPath] = sinksHandler{c}
 	to[FeedCursorsPath] = get(feedHandler{c, feedCursors})
 	to[FeedSeekPath] = seekHandler{c}
+	to[FeedOffloadPath] = c.segmentsHandler(offloadSegments)
+	to[FeedVerifyPath] = c.segmentsHandler(verifySegments)
 	return to
 }
 
