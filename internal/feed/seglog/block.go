@@ -20,6 +20,9 @@ const (
 	packBytes = 512
 
 	flagPacked = 1
+
+	// maxPosition bounds those that are read, wherever they are relative to.
+	maxPosition = 1 << 62
 )
 
 // Bits of an entry.
@@ -180,7 +183,7 @@ func (d *decoder) varint() int64 {
 func (d *decoder) position(base Position) Position {
 	v := d.uvarint()
 	p := base + Position(v)
-	if v > 1<<62 || p < base {
+	if v > maxPosition || p < base || p > maxPosition {
 		d.fail("a position is out of range")
 		return 0
 	}
