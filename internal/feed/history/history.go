@@ -161,7 +161,7 @@ func (r *Reader) History(ctx context.Context, q Question) (*Answer, error) {
 	reader := r.Feed.Log.Read(max(q.After, out.First))
 	for {
 		entries, err := reader.Poll()
-		if out.skip(&err) {
+		if skip(&err, &out.Notes) {
 			continue
 		}
 		if err != nil {
@@ -184,7 +184,7 @@ func (r *Reader) History(ctx context.Context, q Question) (*Answer, error) {
 		}
 	}
 	for _, e := range last {
-		out.Changes = append(out.Changes, r.change(ctx, e, q.Full))
+		out.Changes = append(out.Changes, r.Change(ctx, e, q.Full))
 	}
 	out.Next = reader.At()
 	return out, nil
@@ -194,34 +194,48 @@ func (r *Reader) History(ctx context.Context, q Question) (*Answer, error) {
 // the answer then has none. Errors: *seglog.ExpiredError.
 func (r *Reader) Follow(ctx context.Context, q Question) (*Answer, error) {
 	out := r.answer()
+	entries, next, err := r.Entries(ctx, q, &out.Notes)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		out.Changes = append(out.Changes, r.Change(ctx, e, q.Full))
+	}
+	out.Next = next
+	return out, nil
+}
+
+// Entries is Follow with the entries of the feed: values are as stored, and must not be changed. next is the position after which to go on.
+// What could not be read is added to notes.
+func (r *Reader) Entries(ctx context.Context, q Question, notes *[]string) (out []*seglog.Entry, next seglog.Position, err error) {
 	limit := cmp.Or(q.Limit, DefaultLimit)
 	reader := r.Feed.Log.Read(q.After)
+	next = q.After
 	for {
-		next := func() ([]*seglog.Entry, error) { return reader.Next(ctx) }
-		if len(out.Changes) > 0 {
-			next = reader.Poll // what is there, without waiting
+		read := func() ([]*seglog.Entry, error) { return reader.Next(ctx) }
+		if len(out) > 0 {
+			read = reader.Poll // what is there, without waiting
 		}
-		entries, err := next()
+		entries, err := read()
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-			out.Next = max(q.After, reader.At())
-			return out, nil
+			return out, max(next, reader.At()), nil
 		}
-		if out.skip(&err) {
+		if skip(&err, notes) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if len(entries) == 0 {
-			return out, nil
+			return out, next, nil
 		}
 		for _, e := range entries {
-			if len(out.Changes) == limit {
-				return out, nil
+			if len(out) == limit {
+				return out, next, nil
 			}
-			out.Next = e.Position
+			next = e.Position
 			if r.matches(q, e.Key) {
-				out.Changes = append(out.Changes, r.change(ctx, e, q.Full))
+				out = append(out, e)
 			}
 		}
 	}
@@ -234,12 +248,12 @@ func (r *Reader) answer() *Answer {
 }
 
 // skip reports whether a reader goes on behind an error, which is noted.
-func (a *Answer) skip(err *error) bool {
+func skip(err *error, notes *[]string) bool {
 	var damaged *seglog.DamagedError
 	if !errors.As(*err, &damaged) {
 		return false
 	}
-	a.Notes = append(a.Notes, damaged.Error())
+	*notes = append(*notes, damaged.Error())
 	return true
 }
 
@@ -255,7 +269,8 @@ func kept(e *seglog.Entry) *seglog.Entry {
 	return &own
 }
 
-func (r *Reader) change(ctx context.Context, e *seglog.Entry, full bool) Change {
+// Change tells what an entry of the feed did; full: with the object. It reads the state before from the feed, and blocks for that.
+func (r *Reader) Change(ctx context.Context, e *seglog.Entry, full bool) Change {
 	kind, name, _ := r.Objects.ObjectOf(e.Key)
 	c := Change{
 		Position: e.Position, Time: e.Time.UTC(), Operation: Update, User: e.Actor,

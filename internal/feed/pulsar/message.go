@@ -77,9 +77,19 @@ func (s *Server) load(ctx context.Context, it *item) (bool, error) {
 	return true, nil
 }
 
-// frame of an item for a consumer.
-func (s *Server) frame(ctx context.Context, t topic, it *item, consumer uint64) ([]byte, error) {
-	e := it.entry
+// Message is a change of an object as readers get it, whoever serves them.
+type Message struct {
+	// Payload is the object as JSON; none: it was deleted.
+	Payload []byte
+	// Properties have values, and are in the order of their importance.
+	Properties [][2]string
+	// Time of the commit; zero: it is not known.
+	Time time.Time
+}
+
+// MessageOf makes the message of an entry, of which kind and name are the object's. snapshot says that it is not a change of the feed but the state
+// of the object. Values of Secrets are left out. Errors: the object cannot be decoded.
+func MessageOf(ctx context.Context, objects Objects, e *seglog.Entry, kind *resource.Descriptor, name resource.Key, snapshot bool) (*Message, error) {
 	value, operation := e.Value, "put"
 	if e.Kind == seglog.Delete {
 		value, operation = e.PrevValue, "delete"
@@ -87,47 +97,63 @@ func (s *Server) frame(ctx context.Context, t topic, it *item, consumer uint64) 
 	var obj resource.Object
 	if value != nil || e.Kind == seglog.Put {
 		var err error
-		if obj, err = s.cfg.Objects.Decode(ctx, e.Key, value, store.Revision(e.Position)); err != nil {
+		if obj, err = objects.Decode(ctx, e.Key, value, store.Revision(e.Position)); err != nil {
 			return nil, fmt.Errorf("the object at position %d cannot be read: %w", e.Position, err)
 		}
 	}
-	properties := [][2]string{
-		{"position", strconv.FormatInt(int64(e.Position), 10)}, {"kind", t.kind.GVK.Kind}, {"namespace", t.namespace}, {"name", it.name},
-		{"operation", operation}, {"resourceVersion", strconv.FormatInt(int64(e.Position), 10)},
+	m := &Message{Time: e.Time}
+	property := func(name, value string) {
+		if value != "" {
+			m.Properties = append(m.Properties, [2]string{name, value})
+		}
 	}
-	at := e.Time
+	position := strconv.FormatInt(int64(e.Position), 10)
+	property("position", position)
+	property("kind", kind.GVK.Kind)
+	property("namespace", name.Namespace)
+	property("name", name.Name)
+	property("operation", operation)
+	property("resourceVersion", position)
 	if obj != nil {
-		properties = append(properties, [2]string{"uid", string(obj.GetUID())})
-		if at.IsZero() {
-			at = obj.GetCreationTimestamp().Time
+		property("uid", string(obj.GetUID()))
+		if m.Time.IsZero() {
+			m.Time = obj.GetCreationTimestamp().Time
 		}
 	}
-	properties = append(properties, [2]string{"actor", e.Actor})
-	if it.snapshot {
-		properties = append(properties, [2]string{"snapshot", "true"})
+	property("actor", e.Actor)
+	if snapshot {
+		property("snapshot", "true")
 	}
-	meta := &wire.Metadata{
-		ProducerName: ptr("proxima"), SequenceId: ptr(uint64(e.Position)), PublishTime: ptr(millis(at)), EventTime: ptr(millis(at)), PartitionKey: &it.name,
-	}
-	for _, p := range properties {
-		if p[1] != "" {
-			meta.Properties = append(meta.Properties, &wire.KeyValue{Key: &p[0], Value: &p[1]})
-		}
-	}
-	var payload []byte
-	if e.Kind == seglog.Delete {
-		meta.NullValue = ptr(true)
-	} else {
+	if e.Kind != seglog.Delete {
 		var err error
-		if payload, err = encode(obj); err != nil {
+		if m.Payload, err = encode(obj); err != nil {
 			return nil, err
 		}
+	}
+	return m, nil
+}
+
+// frame of an item for a consumer.
+func (s *Server) frame(ctx context.Context, t topic, it *item, consumer uint64) ([]byte, error) {
+	e := it.entry
+	m, err := MessageOf(ctx, s.cfg.Objects, e, t.kind, resource.Key{Namespace: t.namespace, Name: it.name}, it.snapshot)
+	if err != nil {
+		return nil, err
+	}
+	meta := &wire.Metadata{
+		ProducerName: ptr("proxima"), SequenceId: ptr(uint64(e.Position)), PublishTime: ptr(millis(m.Time)), EventTime: ptr(millis(m.Time)), PartitionKey: &it.name,
+	}
+	for _, p := range m.Properties {
+		meta.Properties = append(meta.Properties, &wire.KeyValue{Key: &p[0], Value: &p[1]})
+	}
+	if e.Kind == seglog.Delete {
+		meta.NullValue = ptr(true)
 	}
 	cmd := &wire.Command{Type: ptr(int32(typeMessage)), Message: &wire.Message{Consumer: &consumer, Id: s.idOf(it.at)}}
 	if it.redeliveries > 0 {
 		cmd.Message.Redeliveries = &it.redeliveries
 	}
-	return messageFrame(cmd, meta, payload)
+	return messageFrame(cmd, meta, m.Payload)
 }
 
 func millis(t time.Time) uint64 { return uint64(max(0, t.UnixMilli())) }

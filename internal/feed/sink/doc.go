@@ -1,16 +1,15 @@
-// Package sink sends the changes of a change feed to webhooks, as CloudEvents.
+// Package sink sends the changes of a change feed to others: to webhooks, as CloudEvents, and to whatever kinds of sinks it is given.
 //
-// It owns what a sink is, its deliveries, their signatures and their repetition. Enter at New and Sinks.Run. It never loses a
+// It owns what a sink is, how far each is, and the repetition of deliveries that failed. Enter at New and Sinks.Run. It never loses a
 // change that is in the feed: one that is not accepted is sent again, with all that follow behind it.
 //
-// The format is CloudEvents 1.0 over HTTP, in batches (application/cloudevents-batch+json). Deliveries are signed as Standard
+// A Kind makes a Target of a sink's Spec; a worker reads the feed and has the target deliver. The kind of this package is the webhook. Its
+// format is CloudEvents 1.0 over HTTP, in batches (application/cloudevents-batch+json). Deliveries are signed as Standard
 // Webhooks 1.0 says (standardwebhooks.com): headers webhook-id, webhook-timestamp and webhook-signature, HMAC-SHA256.
 package sink
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/url"
@@ -24,11 +23,6 @@ import (
 const (
 	// MaxSinks of a control plane.
 	MaxSinks = 32
-	// maxEvents and maxBytes of a delivery; one event may be larger.
-	maxEvents = 100
-	maxBytes  = 1 << 20
-	// answerTimeout is how long the receiver of a delivery may take to answer.
-	answerTimeout = 30 * time.Second
 	// idleEvery is how often a sink that selects nothing of what happens moves on.
 	idleEvery = 30 * time.Second
 )
@@ -37,22 +31,26 @@ const (
 type Spec struct {
 	// Name: lower case letters, digits, "-" and ".".
 	Name string `json:"name"`
-	// URL of http or https that deliveries are posted to. Credentials in it are not shown.
+	// Kind of sink: "webhook", also if it is empty, or one of Config.Kinds.
+	Kind string `json:"kind,omitempty"`
+	// URL that changes are delivered to: of http or https for a webhook. Credentials in it are not shown.
 	URL string `json:"url"`
 	// Resources by their plurals, as "services" or "dataplanes.mesh.proxima.dev"; none: all.
 	Resources []string `json:"resources,omitempty"`
 	// Namespaces; none: all, and what is in none.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Secret of the signature, as "whsec_" and base64 of 24 to 64 bytes; empty in requests: one is made.
+	// Secret of the signatures of a webhook, as "whsec_" and base64 of 24 to 64 bytes; empty in requests: one is made.
 	Secret string `json:"secret,omitempty"`
+	// Token that is shown to the receiver, if the kind of sink has it.
+	Token string `json:"token,omitempty"`
+	// ID that no other sink has had: it is made.
+	ID string `json:"id,omitempty"`
 	// Authorities (PEM) that certificates of the receiver are checked by; empty: the system's.
 	Authorities string    `json:"authorities,omitempty"`
 	Created     time.Time `json:"created"`
 	// By is the user who added it.
 	By string `json:"by,omitempty"`
 }
-
-const secretPrefix = "whsec_"
 
 var names = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 
@@ -68,58 +66,34 @@ type InvalidError struct{ Err error }
 func (e *InvalidError) Error() string { return e.Err.Error() }
 func (e *InvalidError) Unwrap() error { return e.Err }
 
-func invalidf(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
+// Invalid makes an *InvalidError.
+func Invalid(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
 
 // check completes a spec that somebody wrote. known reports whether there is a resource.
-func (s *Spec) check(known func(string) bool) error {
-	u, err := url.Parse(s.URL)
-	switch {
-	case err != nil:
-		return invalidf("url: %w", err)
-	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return invalidf("url %q: want http://HOST/PATH or https://HOST/PATH", u.Redacted())
+func (s *Spec) check(k Kind, known func(string) bool) error {
+	if err := k.Check(s); err != nil {
+		return err
 	}
 	if s.Name == "" {
-		s.Name = strings.ToLower(u.Hostname())
+		if u, err := url.Parse(s.URL); err == nil {
+			s.Name = strings.ToLower(u.Hostname())
+		}
 	}
 	if !names.MatchString(s.Name) {
-		return invalidf("name %q: want lower case letters, digits, \"-\" and \".\", 63 at most", s.Name)
+		return Invalid("name %q: want lower case letters, digits, \"-\" and \".\", 63 at most", s.Name)
 	}
 	for _, r := range s.Resources {
 		if !known(r) {
-			return invalidf("resource %q: there is no such resource in the change feed; want its plural, as \"services\" or \"dataplanes.mesh.proxima.dev\"", r)
+			return Invalid("resource %q: there is no such resource in the change feed; want its plural, as \"services\" or \"dataplanes.mesh.proxima.dev\"", r)
 		}
 	}
 	slices.Sort(s.Resources)
 	slices.Sort(s.Namespaces)
-	if s.Secret == "" {
-		key := make([]byte, 32)
-		_, _ = rand.Read(key) // it never fails
-		s.Secret = secretPrefix + base64.StdEncoding.EncodeToString(key)
-	}
-	if _, err := s.key(); err != nil {
-		return err
-	}
-	if s.Authorities != "" {
-		if _, err := roots(s.Authorities); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
-// key of the signature.
-func (s *Spec) key() ([]byte, error) {
-	text, ok := strings.CutPrefix(s.Secret, secretPrefix)
-	key, err := base64.StdEncoding.DecodeString(text)
-	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
-		return nil, invalidf("secret: want \"whsec_\" and base64 of 24 to 64 bytes")
-	}
-	return key, nil
-}
-
-// shown is the URL without credentials.
-func (s *Spec) shown() string {
+// Shown is the URL without credentials.
+func (s *Spec) Shown() string {
 	u, err := url.Parse(s.URL)
 	if err != nil {
 		return ""
@@ -130,6 +104,7 @@ func (s *Spec) shown() string {
 // Status of a sink.
 type Status struct {
 	Name       string    `json:"name"`
+	Kind       string    `json:"kind"`
 	URL        string    `json:"url"`
 	Resources  []string  `json:"resources,omitempty"`
 	Namespaces []string  `json:"namespaces,omitempty"`

@@ -1,12 +1,15 @@
 package sink
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,14 +18,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/feed/cursor"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
-	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // recordPrefix is that of the names of records.
 const recordPrefix = "feed/sinks/"
 
-// Config of Sinks. All but Logger, Metrics and Now are required.
+// Config of Sinks. All but Kinds, Logger, Metrics and Now are required.
 type Config struct {
 	History *history.Reader
 	Cursors *cursor.Cursors
@@ -30,7 +32,9 @@ type Config struct {
 	// Source of events (CloudEvents), which names the control plane.
 	Source string
 	// Known reports whether there is a resource in the feed, by its plural and group, as "dataplanes.mesh.proxima.dev".
-	Known   func(resource string) bool
+	Known func(resource string) bool
+	// Kinds of sinks, by their names, beside the webhook.
+	Kinds   map[string]Kind
 	Logger  *slog.Logger          // nil: discard
 	Metrics prometheus.Registerer // nil: none
 	Now     func() time.Time      // nil: time.Now
@@ -38,8 +42,9 @@ type Config struct {
 
 // Sinks of a control plane. Make them with New. Safe for concurrent use.
 type Sinks struct {
-	cfg Config
-	log *slog.Logger
+	cfg   Config
+	log   *slog.Logger
+	kinds map[string]Kind
 
 	delivered, failures *prometheus.CounterVec
 	up, behind          *prometheus.GaugeVec
@@ -56,7 +61,8 @@ func New(c Config) (*Sinks, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Sinks{cfg: c, log: c.Logger, running: map[string]*worker{}}
+	s := &Sinks{cfg: c, log: c.Logger, running: map[string]*worker{}, kinds: map[string]Kind{Webhook: &webhooks{history: c.History, source: c.Source, now: c.Now}}}
+	maps.Copy(s.kinds, c.Kinds)
 	labels := []string{"sink"}
 	s.delivered = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "proxima_feed_sink_delivered_total", Help: "Events that receivers of sinks have accepted.",
@@ -83,7 +89,12 @@ func New(c Config) (*Sinks, error) {
 // Add a sink, which begins with the changes from now on. It returns the spec with what was completed. Errors: *InvalidError,
 // ErrExists, those of the store.
 func (s *Sinks) Add(ctx context.Context, spec Spec) (*Spec, error) {
-	if err := spec.check(s.cfg.Known); err != nil {
+	spec.Kind = cmp.Or(spec.Kind, Webhook)
+	k := s.kinds[spec.Kind]
+	if k == nil {
+		return nil, Invalid("kind %q: want one of %s", spec.Kind, strings.Join(slices.Sorted(maps.Keys(s.kinds)), ", "))
+	}
+	if err := spec.check(k, s.cfg.Known); err != nil {
 		return nil, err
 	}
 	all, err := s.cfg.Records.Names(ctx, recordPrefix)
@@ -94,9 +105,20 @@ func (s *Sinks) Add(ctx context.Context, spec Spec) (*Spec, error) {
 	case slices.Contains(all, recordPrefix+spec.Name):
 		return nil, ErrExists
 	case len(all) >= MaxSinks:
-		return nil, invalidf("there are %d sinks, which is the most; remove one", len(all))
+		return nil, Invalid("there are %d sinks, which is the most; remove one", len(all))
 	}
-	spec.Created = s.cfg.Now().UTC().Truncate(time.Second)
+	if spec.Kind != Webhook { // two of them would deliver the same changes to one place, out of order
+		others, err := s.specs(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range others {
+			if other.URL == spec.URL {
+				return nil, Invalid("url %q: sink %q delivers there already; remove it first", spec.Shown(), other.Name)
+			}
+		}
+	}
+	spec.Created, spec.ID = s.cfg.Now().UTC().Truncate(time.Second), strings.ToLower(rand.Text())
 	data, err := json.Marshal(&spec)
 	if err != nil {
 		return nil, err
@@ -154,7 +176,7 @@ func (s *Sinks) List(ctx context.Context) ([]Status, error) {
 	last, _ := s.cfg.History.Feed.Log.End()
 	out := make([]Status, 0, len(specs))
 	for _, spec := range specs {
-		st := Status{Name: spec.Name, URL: spec.shown(), Resources: spec.Resources, Namespaces: spec.Namespaces, Created: spec.Created, By: spec.By}
+		st := Status{Name: spec.Name, Kind: cmp.Or(spec.Kind, Webhook), URL: spec.Shown(), Resources: spec.Resources, Namespaces: spec.Namespaces, Created: spec.Created, By: spec.By}
 		for i := range cursors {
 			if cursors[i].Name == cursorName(spec.Name) {
 				st.Position = int64(cursors[i].Mark)
@@ -298,5 +320,3 @@ func (s *Sinks) Problems() map[string]string {
 }
 
 var errStopped = errors.New("the sink was removed, or this instance ends")
-
-func positionText(at seglog.Position) string { return fmt.Sprintf("%020d", at) }
