@@ -229,6 +229,7 @@ var layers = map[string]layer{
 	"internal/feed/pulsar":              adapter,
 	"internal/feed/pulsar/pulsartest":   adapter,
 	"internal/feed/pulsar/wire":         base,
+	"internal/feed/sink/pulsarsink":     adapter,
 	"internal/registry/eureka":          adapter,
 	"internal/registry/nacos":           adapter,
 	"internal/registry/zookeeper":       adapter,
@@ -279,6 +280,8 @@ var layers = map[string]layer{
 var siblings = map[string][]string{
 	// For tests.
 	"internal/feed/pulsar/pulsartest": {"internal/feed/pulsar", "internal/store/memory"},
+	// Messages are the same, whoever serves them.
+	"internal/feed/sink/pulsarsink": {"internal/feed/pulsar"},
 	// Answers are in the types of those who give them.
 	"internal/admin": {
 		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fallback",
@@ -328,6 +331,8 @@ var onlyImporters = map[string][]string{
 	"k8s.io/apiserver/pkg/registry": {"internal/apiserver"},
 	"k8s.io/apiserver/pkg/storage":  {"internal/apiserver", "internal/keyring"},
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
+
+	"github.com/apache/pulsar-client-go": {"internal/feed/sink/pulsarsink"},
 	"github.com/jackc/pgx":          {"internal/store/postgres"},
 	"github.com/minio/minio-go":     {"internal/blob"},
 	"go.etcd.io/etcd":               {"internal/store/etcd"},

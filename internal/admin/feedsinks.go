@@ -16,7 +16,7 @@ import (
 // is answered with its secret. DELETE with the name in the query removes one.
 const FeedSinksPath = "/proxima/v1/feed/sinks"
 
-// FeedSinks are the webhooks that get the changes of the feed. A *sink.Sinks is one, and documents the methods.
+// FeedSinks are those that get the changes of the feed. A *sink.Sinks is one, and documents the methods.
 type FeedSinks interface {
 	Add(ctx context.Context, spec sink.Spec) (*sink.Spec, error)
 	Remove(ctx context.Context, name string) error

@@ -9,6 +9,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/feed/sink"
+	"github.com/proxima-mesh/proxima/internal/feed/sink/pulsarsink"
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -42,7 +43,16 @@ func (a *api) sinksOf(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*si
 	return sink.New(sink.Config{
 		History: a.history, Cursors: s.cursors, Records: sinkRecords{sealed.NewRecords(s.store, s.keys)},
 		Source: fmt.Sprintf("//proxima/%s/%s", cfg.role(), cfg.site()), Known: a.knownToFeed, Logger: log.With("component", "sinks"), Metrics: s.metrics,
+		Kinds: map[string]sink.Kind{pulsarsink.Name: pulsarsink.New(pulsarsink.Config{Objects: a.history.Objects, Epoch: s.store.Epoch(), Topic: cfg.topic()})},
 	})
+}
+
+// topic of Pulsar that the feed is published to if no other is named: one per zone.
+func (c *ControlPlaneConfig) topic() string {
+	if c.role() == RoleZone {
+		return "proxima-" + c.Zone
+	}
+	return "proxima"
 }
 
 // knownToFeed reports whether the feed has a resource, which is named as in "dataplanes.mesh.proxima.dev".

@@ -51,9 +51,9 @@ type Config struct {
 }
 
 // New makes the kind of sink that publishes to Pulsar.
-func New(c Config) sink.Kind { return &kind{c} }
+func New(c Config) sink.Kind { return &pulsarKind{c} }
 
-type kind struct{ Config }
+type pulsarKind struct{ Config }
 
 var (
 	names     = regexp.MustCompile(`^[-=:.\w]+$`) // NamedEntity of Pulsar
@@ -62,7 +62,7 @@ var (
 )
 
 // Check implements sink.Kind.
-func (k *kind) Check(s *sink.Spec) error {
+func (k *pulsarKind) Check(s *sink.Spec) error {
 	const want = "want pulsar://HOST:PORT/TENANT/NAMESPACE or …/TOPIC; pulsar+ssl:// with TLS"
 	u, err := url.Parse(s.URL)
 	if err != nil {
@@ -105,12 +105,12 @@ func (k *kind) Check(s *sink.Spec) error {
 }
 
 // Pace implements sink.Kind.
-func (*kind) Pace() sink.Pace {
+func (*pulsarKind) Pace() sink.Pace {
 	return sink.Pace{Entries: maxEntries, Retry: backoff.Policy{First: 500 * time.Millisecond, Last: 15 * time.Second, Jitter: 0.2}}
 }
 
 // Open implements sink.Kind.
-func (k *kind) Open(s *sink.Spec, log *slog.Logger) (sink.Target, error) {
+func (k *pulsarKind) Open(s *sink.Spec, log *slog.Logger) (sink.Target, error) {
 	b, err := newBroker(s, log)
 	if err != nil {
 		return nil, err
