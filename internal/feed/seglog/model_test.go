@@ -492,9 +492,8 @@ func (g *game) edit() error {
 		return err
 	}
 	ed := g.editor()
-	complete := true
 	files, err := g.log.Files()
-	complete = err == nil
+	complete := err == nil
 	for _, path := range files {
 		if g.rand.IntN(30) == 0 {
 			return g.crash()
