@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -29,6 +30,8 @@ type PulsarConfig struct {
 	// Port on the API's host; 0: off.
 	Port int
 	TLS  registry.TLSMode
+	// checkEvery is how often credentials of connected clients are checked; 0: pulsar.DefaultCheckEvery.
+	checkEvery time.Duration
 }
 
 // pulsarReaders serve the change feed. Nil: they are not served.
@@ -70,7 +73,7 @@ func newPulsar(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slo
 		Access: pulsarAccess{
 			access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")), newByCredential(),
 		},
-		Metrics: s.metrics, Logger: log, Version: version.Get().Version,
+		CheckEvery: cfg.Pulsar.checkEvery, Metrics: s.metrics, Logger: log, Version: version.Get().Version,
 	})
 	if err != nil {
 		return nil, err

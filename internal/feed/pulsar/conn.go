@@ -22,8 +22,6 @@ const (
 	connectWithin = 10 * time.Second
 	// writeWithin is how long a client may take nothing that is sent.
 	writeWithin = 30 * time.Second
-	// checkEvery is how often the credentials of a client are checked.
-	checkEvery = time.Minute
 	// outFrames are frames that wait to be sent; messages leave the last outReserve to answers.
 	outFrames  = 1_024
 	outReserve = 256
@@ -238,7 +236,7 @@ func (c *conn) authenticate(ctx context.Context, method string, data []byte) err
 
 // check the credentials from time to time, and disconnect a client whose are not valid any more, or whose rights are less.
 func (c *conn) check(ctx context.Context) {
-	tick := time.NewTicker(checkEvery)
+	tick := time.NewTicker(c.s.cfg.CheckEvery)
 	defer tick.Stop()
 	for {
 		select {

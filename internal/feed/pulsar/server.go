@@ -26,6 +26,8 @@ const (
 	// DefaultMaxConsumers is how many consumers are connected at most. Each reads the feed on its own, or with those of its
 	// subscription.
 	DefaultMaxConsumers = 1_000
+	// DefaultCheckEvery is how often the credentials of a connected client are checked.
+	DefaultCheckEvery = time.Minute
 	// maxUnacked is how many messages of a subscription are delivered and not acknowledged; readAhead how many wait for a consumer.
 	maxUnacked = 10_000
 	readAhead  = 500
@@ -81,9 +83,11 @@ type Config struct {
 	Mesh func(namespace string) (string, bool)
 	// MaxConsumers that are connected; 0: DefaultMaxConsumers.
 	MaxConsumers int
-	Metrics      prometheus.Registerer // nil: none
-	Logger       *slog.Logger          // nil: discard
-	Version      string
+	// CheckEvery is how often the credentials and the rights of a connected client are checked; 0: DefaultCheckEvery.
+	CheckEvery time.Duration
+	Metrics    prometheus.Registerer // nil: none
+	Logger     *slog.Logger          // nil: discard
+	Version    string
 }
 
 // Server serves readers by the protocol of Pulsar. Make it with New.
@@ -107,7 +111,7 @@ type Server struct {
 
 // New makes a server; Serve starts it.
 func New(cfg Config) (*Server, error) {
-	cfg.MaxConsumers = cmp.Or(cfg.MaxConsumers, DefaultMaxConsumers)
+	cfg.MaxConsumers, cfg.CheckEvery = cmp.Or(cfg.MaxConsumers, DefaultMaxConsumers), cmp.Or(cfg.CheckEvery, DefaultCheckEvery)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
