@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/blob"
 )
 
 const secretWord = "correct-horse-battery-staple"
@@ -201,6 +203,51 @@ func TestBackupGuide(t *testing.T) {
 		})
 	}
 }
+
+// TestBackupEvery: backups are repeated until the command is stopped, which is no failure; those older than --keep are deleted, but
+// for the newest.
+func TestBackupEvery(t *testing.T) {
+	quietKlog()
+	t.Chdir(t.TempDir())
+	k := &keeper{T: t, end: func() {}}
+	client := k.start("data")
+	target, err := blob.Open("backups")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	made, deleted := 0, 0
+	report := writerFunc(func(p []byte) (int, error) {
+		deleted += strings.Count(string(p), " backups older than 1ms are deleted\n")
+		if !strings.Contains(string(p), ", checked\n") {
+			return len(p), nil
+		}
+		if made++; made == 3 {
+			cancel()
+		}
+		_, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "c-"}}, metav1.CreateOptions{})
+		return len(p), err
+	})
+	env := func(name string) (string, bool) {
+		return filepath.Join("data", "kubeconfig"), name == "PROXIMA_KUBECONFIG"
+	}
+	s := &settings{io: IO{In: strings.NewReader(""), Out: report, Err: report, Env: env}}
+	// The command line takes no interval below a minute.
+	if err := (&backups{settings: s, to: "backups", every: 20 * time.Millisecond, keep: time.Millisecond}).repeat(ctx, target); err != nil && ctx.Err() == nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join("backups", "backups", "*.backup"))
+	if err != nil || made != 3 || deleted == 0 || len(left) == 0 || len(left) > 2 { // the last one may have been stopped before it deleted the second
+		t.Errorf("%d were made, %d times some were deleted, %v are left, %v", made, deleted, left, err)
+	}
+	k.contains(k.proxima(0, "restore", "--from", "backups", "--data-dir", "restored"), "restored")
+}
+
+type writerFunc func([]byte) (int, error)
+
+// Write implements io.Writer.
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // checkWithoutKeys: all but the secret works, until the file is put back.
 func checkWithoutKeys(k *keeper, client *kubernetes.Clientset) {
