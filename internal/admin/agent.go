@@ -40,10 +40,8 @@ type Agent interface {
 // AgentHandlers of the agent's socket, by pattern of http.ServeMux.
 func AgentHandlers(a Agent) map[string]http.Handler {
 	return map[string]http.Handler{
-		"GET " + local.AlivePath: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
-		"GET " + local.StatusPath: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, a.Status())
-		}),
+		"GET " + local.AlivePath:  http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		"GET " + local.StatusPath: StatusHandler(a.Status),
 		"GET " + local.TracePath: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			c, err := connectionOf(r)
 			if err != nil {
@@ -63,6 +61,11 @@ func AgentHandlers(a Agent) map[string]http.Handler {
 	}
 }
 
+// StatusHandler answers queries for the status of an agent.
+func StatusHandler(status func() NodeStatus) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, status()) })
+}
+
 // NodeStatus is the state of an agent, as JSON at local.StatusPath.
 type NodeStatus struct {
 	Version version.Info `json:"version"`
@@ -71,6 +74,8 @@ type NodeStatus struct {
 	PID int `json:"pid"`
 	// API (URL) that the agent uses.
 	API string `json:"api"`
+	// Waiting is what the agent waits for before it begins to serve, after which there is more to tell; empty: nothing.
+	Waiting string `json:"waiting,omitempty"`
 	// Unsaved are files that the agent could not write.
 	Unsaved []UnsavedFile `json:"unsaved,omitempty"`
 	// View of a control plane, or the Kubernetes API, that the agent follows: one of

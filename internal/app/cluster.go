@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -59,18 +61,21 @@ func ClusterREST(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// nodeTimeout is how long the start waits for the agent's Node where its
-// settings depend on it; the node may be joining at the same time.
-const nodeTimeout = 2 * time.Minute
+const (
+	// nodeTimeout is how long the start waits for the agent's Node where its settings depend on it; the node may be
+	// joining at the same time. A Node that is there is waited for without a bound until it has what is needed.
+	nodeTimeout = 2 * time.Minute
+	// nodeEvery is how often the Node is asked for, and nodeLogEvery how often the log repeats what is waited for.
+	nodeEvery    = time.Second
+	nodeLogEvery = 5 * time.Minute
+)
 
-// learnNode takes from the Node object what the settings leave to it.
+// learnNode takes from the Node object what the settings leave to it, and waits until the Node has it.
 func (a *agent) learnNode(ctx context.Context) error {
 	c := a.cfg.Cluster
 	if !c.NodeCIDR && !c.Primary {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
-	defer cancel()
 	n, err := a.awaitNode(ctx)
 	if err != nil {
 		return err
@@ -83,16 +88,44 @@ func (a *agent) learnNode(ctx context.Context) error {
 		a.cfg.WorkloadCIDRs = ranges
 	}
 	if c.Primary {
-		a.cfg.NodePortAddresses = internalAddresses(n)
-		if len(a.cfg.NodePortAddresses) == 0 {
-			return fmt.Errorf("node %s has no internal address for nodePortAddresses \"primary\"", n.Name)
+		a.learnAddresses(n)
+		if a.cfg.Mode != nftablesMode { // which follows them
+			for _, ip := range *a.ofNode.Load() {
+				a.cfg.NodePortAddresses = append(a.cfg.NodePortAddresses, netip.PrefixFrom(ip, ip.BitLen()))
+			}
 		}
 	}
 	return nil
 }
 
-// awaitNode reads the Node, and waits while there is none, or no pod range yet. It asks as the agent follows its
-// Node later, by a list of that name: the role of the chart does not allow get.
+// learnAddresses takes the internal addresses of the Node, and reports whether they are others than before. A Node
+// without any changes nothing.
+func (a *agent) learnAddresses(n *corev1.Node) bool {
+	own := internalAddresses(n)
+	if len(own) == 0 {
+		return false
+	}
+	last := a.ofNode.Swap(&own)
+	return last == nil || !slices.Equal(*last, own)
+}
+
+// followAddresses applies internal addresses of the Node that have changed to node ports.
+func (a *agent) followAddresses(n *corev1.Node) {
+	if !a.learnAddresses(n) {
+		return
+	}
+	if mode, ok := a.mode.(proxy.Addressed); ok {
+		mode.AddressesChanged()
+	}
+	fixed := a.cfg.Cluster.Primary && a.cfg.NodePortAddresses != nil
+	if fixed && !slices.EqualFunc(a.cfg.NodePortAddresses, *a.ofNode.Load(), func(p netip.Prefix, ip netip.Addr) bool { return p.Addr() == ip }) {
+		a.log.Warn("the internal addresses of this machine's node have changed: node ports stay on the former ones until the agent is restarted",
+			"node", n.Name, "addresses", *a.ofNode.Load(), "served", a.cfg.NodePortAddresses)
+	}
+}
+
+// awaitNode reads the Node, and waits while there is none, or it lacks what the settings need. Meanwhile health and status
+// say so. It asks as the agent follows its Node later, by a list of that name: the role of the chart does not allow get.
 func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	client, err := kubeclient.New(a.restConfig(), kind.All())
 	if err != nil {
@@ -100,34 +133,62 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	}
 	nodes := kubeclient.NewStreamed(client, func(resource.Object) {})
 	named := resource.ListOptions{Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, a.cfg.Name)}
-	for logged := false; ; logged = true {
+	var w *waiting
+	defer func() { w.close() }()
+	absentSince, logged, logAfter := time.Now(), "", time.Time{}
+	for {
 		found, _, err := nodes.List(ctx, kind.Node, named)
-		var why string
+		why, detail := "", ""
 		switch {
-		case err == nil && len(found) == 0:
-			why = "the API has no node of this name"
-		case err == nil && a.cfg.Cluster.NodeCIDR && len(found[0].(*corev1.Node).Spec.PodCIDRs) == 0:
-			why = "it has no pod range yet"
-		case err == nil:
-			return found[0].(*corev1.Node), nil
 		case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 			return nil, fmt.Errorf("node %s: %w", a.cfg.Name, err)
+		case err != nil:
+			why, detail = "the API cannot be read", ": "+err.Error()
+		case len(found) == 0:
+			why = "the API has no node of this name"
 		default:
-			why = err.Error()
+			n := found[0].(*corev1.Node)
+			if why = a.lacks(n); why == "" {
+				return n, nil
+			}
+			absentSince = time.Now()
 		}
-		if !logged {
-			a.log.Info("waiting for this machine's node", "node", a.cfg.Name, "why", why)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-		select {
-		case <-ctx.Done():
+		if time.Since(absentSince) > nodeTimeout {
 			return nil, &problem.Error{
 				Code: problem.NodeNotFound,
-				Err:  fmt.Errorf("node %s: %s", a.cfg.Name, why),
+				Err:  fmt.Errorf("node %s: %s%s", a.cfg.Name, why, detail),
 				Hint: "check --node-name: it must be the name that kubectl get nodes shows",
 			}
-		case <-time.After(time.Second):
+		}
+		if why != logged || time.Now().After(logAfter) {
+			logged, logAfter = why, time.Now().Add(nodeLogEvery)
+			a.log.Info("waiting for this machine's node", "node", a.cfg.Name, "why", why+detail)
+		}
+		if w == nil {
+			if w, err = a.serveWaiting(); err != nil {
+				return nil, err
+			}
+		}
+		w.set(fmt.Sprintf("node %s: %s%s", a.cfg.Name, why, detail))
+		select {
+		case <-ctx.Done():
+		case <-time.After(nodeEvery):
 		}
 	}
+}
+
+// lacks says what a Node has not yet that the settings need; empty: nothing.
+func (a *agent) lacks(n *corev1.Node) string {
+	switch {
+	case a.cfg.Cluster.NodeCIDR && len(n.Spec.PodCIDRs) == 0:
+		return "it has no pod range yet, which detectLocalMode NodeCIDR needs"
+	case a.cfg.Cluster.Primary && len(internalAddresses(n)) == 0:
+		return "it has no address of type InternalIP yet, which nodePortAddresses \"primary\" needs"
+	}
+	return ""
 }
 
 func podRanges(n *corev1.Node) ([]netip.Prefix, error) {
@@ -143,8 +204,8 @@ func podRanges(n *corev1.Node) ([]netip.Prefix, error) {
 }
 
 // internalAddresses of a Node: the first of each family.
-func internalAddresses(n *corev1.Node) []netip.Prefix {
-	var out []netip.Prefix
+func internalAddresses(n *corev1.Node) []netip.Addr {
+	var out []netip.Addr
 	seen := map[bool]bool{}
 	for _, a := range n.Status.Addresses {
 		ip, err := netip.ParseAddr(a.Address)
@@ -152,7 +213,7 @@ func internalAddresses(n *corev1.Node) []netip.Prefix {
 			continue
 		}
 		seen[ip.Is4()] = true
-		out = append(out, netip.PrefixFrom(ip, ip.BitLen()))
+		out = append(out, ip)
 	}
 	return out
 }

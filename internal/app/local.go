@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"errors"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -21,21 +22,20 @@ import (
 // for each workload that was started with `proxima run`.
 const maxLocalConnections = 1024
 
-// listenLocal opens the agent's socket. That none can be made is no reason not to
-// serve; that another agent has it is.
-func (a *agent) listenLocal() error {
+// listenLocal opens the agent's socket; nil: none can be made, which is no reason not to
+// serve. That another agent has it is an error.
+func (a *agent) listenLocal() (net.Listener, error) {
 	l, err := local.Listen(a.cfg.DataDir)
 	var used *local.InUseError
 	switch {
 	case errors.As(err, &used):
-		return err
+		return nil, err
 	case err != nil:
 		a.log.Error("no socket for local programs: status, trace, node dump and run cannot reach this agent", "error", err)
-		return nil
+		return nil, nil //nolint:nilnil // see above
 	}
 	a.log.Info("local programs are served", "socket", l.Addr().String())
-	a.local = listener.Limit(l, listener.Config{Name: "local programs", MaxConnections: maxLocalConnections, Logger: a.log})
-	return nil
+	return listener.Limit(l, listener.Config{Name: "local programs", MaxConnections: maxLocalConnections, Logger: a.log}), nil
 }
 
 // localComponents answer programs of this machine.

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -198,6 +199,9 @@ type agent struct {
 // while no control plane answers.
 func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 	a, err := newAgent(ctx, cfg)
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return nil // it was ended while it waited for its Node
+	}
 	if err != nil {
 		return err
 	}

@@ -11,14 +11,20 @@ import (
 	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
+// listenHealth opens the port of health; nil: there is to be none.
+func (a *agent) listenHealth() (net.Listener, error) {
+	c := a.cfg
+	if c.HealthPort == 0 {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return listen("health", "--health-port", net.JoinHostPort(cmp.Or(c.HealthHost, c.Host), strconv.Itoa(c.HealthPort)), maxProbeConnections, a.log)
+}
+
 // listenHTTP opens the ports of health and metrics, if there are to be any.
 func (a *agent) listenHTTP() (err error) {
 	c := a.cfg
-	if c.HealthPort != 0 {
-		address := net.JoinHostPort(cmp.Or(c.HealthHost, c.Host), strconv.Itoa(c.HealthPort))
-		if a.health, err = listen("health", "--health-port", address, maxProbeConnections, a.log); err != nil {
-			return err
-		}
+	if a.health, err = a.listenHealth(); err != nil {
+		return err
 	}
 	if c.MetricsPort != 0 {
 		address := net.JoinHostPort(cmp.Or(c.MetricsHost, c.Host), strconv.Itoa(c.MetricsPort))

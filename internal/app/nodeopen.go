@@ -131,7 +131,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if a.gateway != nil {
 		return a, a.openUpstream()
 	}
-	if err := a.listenLocal(); err != nil {
+	if a.local, err = a.listenLocal(); err != nil {
 		return nil, err
 	}
 	if err := a.listenNames(); err != nil {
@@ -160,11 +160,7 @@ func (a *agent) apply(u node.Update) {
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
 	if a.cfg.Cluster != nil {
-		var own []netip.Addr
-		for _, p := range internalAddresses(n) {
-			own = append(own, p.Addr())
-		}
-		a.ofNode.Store(&own)
+		a.followAddresses(n)
 	}
 	a.setFacts(func(f *node.Facts) {
 		f.Zone = cmp.Or(locality.Zone(a.cfg.Zone), locality.ZoneOf(n.Labels))

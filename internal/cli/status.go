@@ -231,6 +231,9 @@ func (o *overview) findProblems() {
 	if o.Agent == nil {
 		return
 	}
+	if w := o.Agent.Waiting; w != "" {
+		o.problem("this machine's agent waits, and serves nothing yet: %s", w)
+	}
 	if v := o.Agent.View; v != nil && !v.Connected {
 		serves := "serves its last state"
 		if f := o.Agent.Fallback; f != nil && f.Direct {
@@ -359,6 +362,8 @@ func (o *overview) print(out io.Writer) error {
 	if a := o.Agent; a != nil {
 		view := "connected"
 		switch {
+		case a.Waiting != "":
+			view = "waiting"
 		case a.Cluster != nil:
 			view = "following a Kubernetes API"
 		case a.Fallback != nil && a.Fallback.Direct:

@@ -20,6 +20,7 @@ func TestStatusPrints(t *testing.T) {
 		Refused: []version.Refusal{{Name: "c", Reason: "too new"}}}
 	cp.Version.Version = "v1"
 	cp.Demand = demand.Coverage{Nodes: 3, Reporting: 1, Silent: 2, Ports: 5, SilentNodes: []demand.AgentDemand{{Node: "b", Age: 2 * time.Minute}, {Node: "c", Age: time.Minute}}}
+	cp.Pulsar = &admin.PulsarStatus{Address: "192.0.2.1:6650", Consumers: 2, Subscriptions: 1, MaxConsumers: 1000}
 	cp.Catalog.Objects = map[string]int{"services": 2, "nodes": 3}
 	agent := &admin.NodeStatus{View: &admin.ViewStatus{}}
 	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
@@ -42,6 +43,7 @@ func TestStatusPrints(t *testing.T) {
 store sqlite, revision 7, 4 kB
 catalog 2 services, 0 slices, 0 dataplanes, 0 pods, 3 nodes
 demand 1 of 3 nodes report, 5 service ports with traffic
+pulsar 192.0.2.1:6650, 2 consumers of at most 1000, 1 subscriptions
 this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, not connected
 
 NODE ZONE READY VERSION FOLLOWING BEHIND
@@ -69,6 +71,23 @@ problems:
 	out.Reset()
 	if err := new(overview).print(&out); err != nil || strings.TrimSpace(out.String()) != "no problems found" {
 		t.Errorf("got %q, %v", &out, err)
+	}
+}
+
+// TestWaitingAgent: an agent that cannot begin yet says what it waits for.
+func TestWaitingAgent(t *testing.T) {
+	agent := &admin.NodeStatus{Waiting: "node a: it has no address yet", API: "https://there"}
+	agent.Agent.Node.Name, agent.Agent.Mode = "a", "nftables"
+	o := &overview{Agent: agent}
+	o.findProblems()
+	var out bytes.Buffer
+	if err := o.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{", waiting\n", "- this machine's agent waits, and serves nothing yet: node a: it has no address yet"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("got\n%s\nwant %q", &out, want)
+		}
 	}
 }
 

@@ -15,14 +15,21 @@ import (
 // for two sync periods; healthy, that moreover the first state is in place and
 // the node stays. Service ports that failed alone do not count: the others are
 // served, and a node full of working ones must not lose its traffic for them.
-func (a *Agent) HealthHandler() http.Handler {
+func (a *Agent) HealthHandler() http.Handler { return healthHandler(a.health) }
+
+// StartingHandler answers as HealthHandler of an agent that is alive and has no state yet.
+func StartingHandler() http.Handler {
+	return healthHandler(func(now time.Time) health { return health{CurrentTime: now, alive: true, stays: true} })
+}
+
+func healthHandler(of func(now time.Time) health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		h := a.health(time.Now())
+		h := of(time.Now())
 		h.write(w, h.alive, true)
 	})
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		h := a.health(time.Now())
+		h := of(time.Now())
 		h.Eligible = &h.stays
 		h.write(w, h.alive && h.started, h.stays)
 	})

@@ -81,6 +81,7 @@ const (
 	AgentNotAnswering    Code = "agent-not-answering"
 	AgentAccessDenied    Code = "agent-access-denied"
 	AgentDisconnected    Code = "agent-disconnected"
+	AgentWaiting         Code = "agent-waiting"
 	AgentStateUnsaved    Code = "agent-state-unsaved"
 	AgentNoWorkloads     Code = "agent-no-workloads"
 	DataDirectoryInUse   Code = "data-directory-in-use"

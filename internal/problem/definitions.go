@@ -79,6 +79,7 @@ func Definitions() []Definition {
 		{AgentNotRunning, "No agent with this data directory runs on this machine.", "Start it with `proxima up` or `proxima node`, or name its directory with `--data-dir`."},
 		{AgentNotAnswering, "The agent's process is there and does not answer.", "Send it SIGCONT if it was stopped, or restart it; kernel modes go on with the last state."},
 		{AgentAccessDenied, "The agent belongs to another user.", "Run the command as that user, or as root."},
+		{AgentWaiting, "The agent waits for an address or a pod range of its Node, and serves nothing yet.", "See the Node: the kubelet or the cloud's controller writes these."},
 		{AgentDisconnected, "The agent has no connection to the control plane and serves its last state.", "Read its log; check that port 6444 of the control plane is reachable."},
 		{AgentStateUnsaved, "The agent cannot write files that its next start needs.", "Free space on the disk, or mount it writable."},
 		{AgentNoWorkloads, "The agent follows a Kubernetes API, which registers no workloads.", "Name the kubeconfig of a control plane with `--kubeconfig`."},

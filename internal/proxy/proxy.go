@@ -534,6 +534,13 @@ type Ranged interface {
 	SetRanges(ranges []netip.Prefix) error
 }
 
+// Addressed is a Mode that serves node ports on the primary addresses of the machine's Node.
+type Addressed interface {
+	// AddressesChanged says that these may have changed. The mode reads them again soon; it may be called at any time, does not
+	// block, and is idempotent.
+	AddressesChanged()
+}
+
 // Announcer is a Mode that makes connections to targets by itself, so that the target
 // does not see who the client is and where it connected to. It announces that for
 // connections to the node's tunnel. In other modes the kernel knows.

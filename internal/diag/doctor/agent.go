@@ -95,6 +95,9 @@ func (x examiner) agentState(state AgentState) Finding {
 		f.Note = state.Err.Error() + ": " + denied.Hint()
 	case state.Err != nil:
 		f.failWith(state.Err, problem.AgentNotAnswering, "see its log")
+	case agent.Waiting != "":
+		f.fail(problem.AgentWaiting, "it waits, and serves nothing yet: "+agent.Waiting,
+			"see kubectl get node -o yaml: the kubelet or the cloud's controller writes the addresses and the pod range")
 	case agent.Cluster != nil:
 		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API: TCPRoutes, BackendPolicies and TrafficPermissions have no effect on this node"
 	case agent.Fallback != nil && agent.Fallback.Direct:

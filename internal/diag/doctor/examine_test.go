@@ -110,6 +110,10 @@ func TestExamine(t *testing.T) {
 			}}}, ControlPlane: fakePlane{err: unreachable}},
 			map[string]problem.Code{checkAgent: problem.AgentDisconnected},
 		},
+		"an agent waits for its node": {
+			Config{Agent: fakeAgent{state: AgentState{Status: &admin.NodeStatus{Waiting: "node a: it has no address yet"}}}, ControlPlane: fakePlane{}},
+			map[string]problem.Code{checkAgent: problem.AgentWaiting},
+		},
 		"neither": {
 			Config{Agent: fakeAgent{state: AgentState{Err: &local.NoAgentError{DataDir: "/d"}}}, ConfigErr: errors.New("bad file")},
 			map[string]problem.Code{checkControlPlane: problem.KubeconfigInvalid, checkAgent: ""},

@@ -387,6 +387,12 @@ func TestNodePortsOnPrimaryAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	served("192.0.2.98")
+	primary.Store(&[]netip.Addr{netip.MustParseAddr("192.0.2.97")})
+	m.AddressesChanged() // those of the machine did not
+	l.eventually("node ports on 192.0.2.97", func() bool {
+		vips := l.node.Run("nft", "list", "map", "ip", "proxima", "vip")
+		return strings.Contains(vips, "192.0.2.97") && !strings.Contains(vips, "192.0.2.98")
+	})
 }
 
 func (l *lab) eventually(what string, ok func() bool) {

@@ -417,6 +417,9 @@ func (m *Mode) SetRanges(cidrs []netip.Prefix) error {
 	return m.flush()
 }
 
+// AddressesChanged implements proxy.Addressed.
+func (m *Mode) AddressesChanged() { m.watch.note(false, true) }
+
 // Close implements proxy.Mode: the kernel's state stays, so that traffic flows
 // while the agent restarts. [Cleanup] removes it.
 func (m *Mode) Close(context.Context) error {

@@ -49,6 +49,9 @@ func (*Mode) Apply(context.Context, []proxy.Change) error { return errLinux }
 // SetRanges fails on this system.
 func (*Mode) SetRanges([]netip.Prefix) error { return errLinux }
 
+// AddressesChanged does nothing on this system.
+func (*Mode) AddressesChanged() {}
+
 // Dump fails on this system.
 func (*Mode) Dump(context.Context) (*Dump, error) { return nil, errLinux }
 

@@ -58,7 +58,7 @@ type Options struct {
 	NodePortAddresses []netip.Prefix
 	// PrimaryAddresses, where NodePortAddresses is nil, returns the addresses of the node on which
 	// node ports are served, at most one per family; as long as it returns none, they are served on all. It
-	// is called whenever addresses of the machine change, with the mode locked. Nil: all.
+	// is called whenever addresses of the machine change, and after AddressesChanged, with the mode locked. Nil: all.
 	PrimaryAddresses func() []netip.Addr
 
 	// MasqueradeMark is the one bit of the packet mark that the mode uses.
