@@ -16,6 +16,8 @@ import (
 type Reader struct {
 	log *Log
 	at  Position
+	// of is a position whose segment alone is read, also where one before it in the log has the same positions; 0: all are read.
+	of Position
 
 	segment *segment
 	offset  int64
@@ -124,12 +126,12 @@ func (r *Reader) place() (place, error) {
 	if l.closed {
 		return place{}, ErrClosed
 	}
-	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Complete > r.at })
+	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Complete > max(r.at, r.of-1) })
 	if i == len(l.segments) {
 		return place{}, nil
 	}
 	s := l.segments[i]
-	if r.at < s.After && (i == 0 || s.Gap) {
+	if r.at < s.After && (i == 0 || s.Gap || r.of > 0) {
 		return place{}, &ExpiredError{First: s.After}
 	}
 	if s != r.segment {
@@ -203,16 +205,19 @@ func (l *Log) Previous(e *Entry) (value []byte, ok bool, err error) {
 	if e.PrevValue != nil || e.Kind == Delete {
 		return e.PrevValue, true, nil
 	}
-	before, err := l.entry(e.Prev)
+	before, err := l.entry(e.Prev, e.Position)
+	if before == nil && err == nil { // e is in another segment by now
+		before, err = l.entry(e.Prev, 0)
+	}
 	if err != nil || before == nil || before.Key != e.Key || before.Kind != Put {
 		return nil, false, err
 	}
 	return before.Value, true, nil
 }
 
-// entry at a position; nil: there is none.
-func (l *Log) entry(at Position) (*Entry, error) {
-	r := l.Read(at - 1)
+// entry at a position, in the segment of another one if that is not 0; nil: there is none.
+func (l *Log) entry(at, of Position) (*Entry, error) {
+	r := &Reader{log: l, at: at - 1, of: of}
 	entries, err := r.Poll()
 	var expired *ExpiredError
 	if errors.As(err, &expired) {
