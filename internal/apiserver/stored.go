@@ -102,6 +102,20 @@ func (s *Stored) Decode(ctx context.Context, key string, value []byte, at store.
 	return obj, nil
 }
 
+// Encode an object, of which the server has stored an earlier form under the key, as its value. The object is not changed. Errors: the key
+// is not that of the object.
+func (s *Stored) Encode(ctx context.Context, key string, obj resource.Object) ([]byte, error) {
+	k := s.find(key)
+	if k == nil {
+		return nil, fmt.Errorf("%s is not the key of an object", key)
+	}
+	of, value, err := k.resource.Encode(ctx, obj)
+	if err == nil && of != key {
+		err = fmt.Errorf("an object of %s cannot be stored as %s", of, key)
+	}
+	return value, err
+}
+
 // Table of objects of one kind, as the server answers it. Rows have the metadata of their objects, without managedFields.
 func (s *Stored) Table(ctx context.Context, kind *resource.Descriptor, objects []resource.Object) (*metav1.Table, error) {
 	table := &metav1.Table{}

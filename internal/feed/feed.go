@@ -31,6 +31,9 @@ const (
 	holdAtMost = time.Hour
 	// progressEvery is how often, without changes, the log notes how far it is.
 	progressEvery = 30 * time.Second
+
+	// asidePrefix is that of the names of directories in roots, for segments of another store.
+	asidePrefix = "other-"
 )
 
 // Config of a Feed. Store and Roots are required.
@@ -134,7 +137,7 @@ func Open(ctx context.Context, cfg Config) (*Feed, error) {
 // putAside what the roots have: its positions are above all of the store, so it is of another one.
 func (f *Feed) putAside(end seglog.Position) error {
 	for _, root := range f.cfg.Roots {
-		to := filepath.Join(root, fmt.Sprintf("other-%d", time.Now().Unix()))
+		to := filepath.Join(root, fmt.Sprintf("%s%d", asidePrefix, time.Now().Unix()))
 		names, err := filepath.Glob(filepath.Join(root, "feed-*.seg"))
 		if err != nil || len(names) == 0 {
 			continue

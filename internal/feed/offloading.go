@@ -196,21 +196,26 @@ func (f *Feed) OffloadNow(ctx context.Context) (uploaded int, err error) {
 	if f.cfg.Offload == nil {
 		return 0, ErrNotOffloaded
 	}
+	if err := f.seal(ctx); err != nil {
+		return 0, err
+	}
+	return f.offloadOnce(ctx, true)
+}
+
+// seal has the writer seal the open segment, and waits for that.
+func (f *Feed) seal(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
 	case f.sealing <- done:
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return ctx.Err()
 	}
 	select {
-	case err = <-done:
+	case err := <-done:
+		return err
 	case <-ctx.Done():
-		err = ctx.Err()
+		return ctx.Err()
 	}
-	if err != nil {
-		return 0, err
-	}
-	return f.offloadOnce(ctx, true)
 }
 
 // Verification is what Verify has found.

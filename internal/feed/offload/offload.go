@@ -132,10 +132,55 @@ func (o *Offloader) Upload(ctx context.Context, log *seglog.Log, sha256 string) 
 	return r, o.cfg.Target.Put(ctx, r.Name, f, size, sum)
 }
 
-// Delete a segment at the target.
+// Delete a segment at the target, and what is kept of it locally.
 func (o *Offloader) Delete(ctx context.Context, r seglog.Remote) error {
-	return o.cfg.Target.Delete(ctx, r.Name)
+	if err := o.cfg.Target.Delete(ctx, r.Name); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := o.files[r.Name]
+	if c == nil {
+		return nil
+	}
+	delete(o.files, r.Name)
+	select {
+	case <-c.ready:
+		c.release()
+	default: // it is being read; fetch releases it
+	}
+	return nil
 }
+
+// Edit writes a segment at the target anew, as an editor changes it. The old one stays; it is the caller's to Delete. Remote is the new
+// one, if entries were changed. It blocks for the target. Errors: blob.ErrNotFound; *seglog.RemoteDamagedError; those of the editor and
+// of the target.
+func (o *Offloader) Edit(ctx context.Context, r seglog.Remote, ed seglog.Editor) (out seglog.Edited, err error) {
+	from, size, err := o.download(ctx, r)
+	if err != nil {
+		return out, err
+	}
+	defer remove(from, &err)
+	to, err := os.CreateTemp(o.cfg.Cache, "*"+suffix)
+	if err != nil {
+		return out, err
+	}
+	defer remove(to, &err)
+	if out, err = seglog.EditFile(from, size, to, ed); err != nil || out.Entries == 0 {
+		return out, err
+	}
+	sum, err := blob.Sum(to, out.Size)
+	if err != nil {
+		return out, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
+	out.Remote.Name = Name(out.Remote)
+	return out, o.cfg.Target.Put(ctx, out.Remote.Name, to, out.Size, sum)
+}
+
+// remove a file that was needed for a while.
+func remove(f *os.File, err *error) { *err = errors.Join(*err, f.Close(), os.Remove(f.Name())) }
 
 // Check reads a segment at the target, and compares it with its name.
 func (o *Offloader) Check(ctx context.Context, r seglog.Remote) error {
@@ -206,11 +251,16 @@ func (o *Offloader) fetch(ctx context.Context, r seglog.Remote, c *cached) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	close(c.ready)
-	if err != nil {
+	switch {
+	case o.files[r.Name] != c: // it was deleted meanwhile
+		if err == nil {
+			c.release()
+		}
+	case err != nil:
 		delete(o.files, r.Name) // the next one tries again
-		return
+	default:
+		o.shrink(c)
 	}
-	o.shrink(c)
 }
 
 // shrink the cache to its bound, but for one that is kept. o.mu is held.

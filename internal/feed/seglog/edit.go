@@ -139,7 +139,9 @@ func unfinished(name string) bool {
 type SealedFile struct {
 	// Sealed is false for one that is being written, or was left without an end.
 	Sealed bool
-	After  Position
+	// Epoch and After as in Remote.
+	Epoch string
+	After Position
 	// SHA256 and Marks of a sealed one.
 	SHA256 string
 	Marks  []string
@@ -162,12 +164,12 @@ func (l *Log) Inspect(path string) (SealedFile, error) {
 	}
 	end, err := readFooter(f, size)
 	if errors.Is(err, errNotSealed) {
-		return SealedFile{After: h.After}, nil
+		return SealedFile{Epoch: h.Epoch, After: h.After}, nil
 	}
 	if err != nil {
 		return SealedFile{}, err
 	}
-	return SealedFile{Sealed: true, After: h.After, SHA256: end.SHA256, Marks: end.Marks}, nil
+	return SealedFile{Sealed: true, Epoch: h.Epoch, After: h.After, SHA256: end.SHA256, Marks: end.Marks}, nil
 }
 
 // Edit replaces a sealed file of Files by what an editor makes of it. At any moment, and after a crash, there is the old file or the
