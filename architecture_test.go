@@ -104,6 +104,7 @@ var layers = map[string]layer{
 	"internal/feed":                     core,
 	"internal/feed/cursor":              core,
 	"internal/feed/history":             core,
+	"internal/feed/redact":              core,
 	"internal/feed/seglog":              core,
 	"internal/feed/sink":                core,
 	"internal/cluster/clustertest":      core,
