@@ -37,7 +37,7 @@ import (
 )
 
 // Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
-// RegistryTroubles, History, Sinks and Pulsar,
+// RegistryTroubles, History, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -97,6 +97,8 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Sinks of the change feed; nil: there is none.
 	Sinks FeedSinks
+	// Redactions of the change feed; nil: there is none.
+	Redactions FeedRedactions
 	// Cursors of those who follow the feed; required with History.
 	Cursors Cursors
 	// Segments of the change feed; nil: there is none.

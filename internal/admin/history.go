@@ -56,6 +56,8 @@ type FeedStatus struct {
 	Gap bool `json:"gap,omitempty"`
 	// SinkProblems are why sinks do not deliver, by their names, at the instance that delivers.
 	SinkProblems map[string]string `json:"sinkProblems,omitempty"`
+	// RedactionProblems are why redactions are outstanding at this instance.
+	RedactionProblems []string `json:"redactionProblems,omitempty"`
 	// SegmentList has the segments in order; only at FeedStatusPath.
 	SegmentList []seglog.SegmentInfo `json:"segmentList,omitempty"`
 }
@@ -74,6 +76,9 @@ func (c *Config) feedStatus(ctx context.Context, segments bool) *FeedStatus {
 	if c.Sinks != nil {
 		out.SinkProblems = c.Sinks.Problems()
 	}
+	if c.Redactions != nil {
+		out.RedactionProblems = c.Redactions.Problems()
+	}
 	if segments {
 		out.SegmentList = list
 	}
@@ -87,6 +92,7 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 	to[FeedStatePath] = get(feedHandler{c, feedState})
 	to[FeedTailPath] = get(feedHandler{c, feedTail})
 	to[FeedSinksPath] = sinksHandler{c}
+	to[FeedRedactionsPath] = redactionsHandler{c}
 	to[FeedCursorsPath] = get(feedHandler{c, feedCursors})
 	to[FeedSeekPath] = seekHandler{c}
 	to[FeedOffloadPath] = c.segmentsHandler(offloadSegments)

@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
+	"github.com/proxima-mesh/proxima/internal/feed/redact"
 	"github.com/proxima-mesh/proxima/internal/feed/sink"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
@@ -40,6 +41,8 @@ type api struct {
 	history *history.Reader
 	// sinks of the change feed; nil: there is none.
 	sinks *sink.Sinks
+	// redactions of the change feed; nil: there is none.
+	redactions *redact.Redactions
 	// sessions end requests and streams whose credentials are revoked.
 	sessions *access.Sessions
 	// holders distinguish machines of one node name.
@@ -93,6 +96,10 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 		return nil, err
 	}
 	if a.sinks, err = a.sinksOf(cfg, s, log); err != nil {
+		a.server.Close()
+		return nil, err
+	}
+	if a.redactions, err = a.redactionsOf(s, log); err != nil {
 		a.server.Close()
 		return nil, err
 	}
@@ -181,12 +188,15 @@ func (a *api) components() []component {
 	}
 }
 
-// followers of the change feed, which send its changes on.
+// followers of the change feed: what sends its changes on, and what redacts it.
 func (a *api) followers() []component {
 	if a.sinks == nil {
 		return nil
 	}
-	return []component{{Name: "sinks of the change feed", Scope: leader, Run: a.sinks.Run}}
+	return []component{
+		{Name: "sinks of the change feed", Scope: leader, Run: a.sinks.Run},
+		{Name: "redactions of the change feed", Run: a.redactions.Run},
+	}
 }
 
 // writes are admitted by what a credential may write, by which machine has the name of a

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
+	"github.com/proxima-mesh/proxima/internal/feed/redact"
 	"github.com/proxima-mesh/proxima/internal/feed/sink"
 	"github.com/proxima-mesh/proxima/internal/feed/sink/pulsarsink"
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
@@ -41,7 +43,7 @@ func (a *api) sinksOf(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*si
 		return nil, nil //nolint:nilnil // see above
 	}
 	return sink.New(sink.Config{
-		History: a.history, Cursors: s.cursors, Records: sinkRecords{sealed.NewRecords(s.store, s.keys)},
+		History: a.history, Cursors: s.cursors, Records: feedRecords{sealed.NewRecords(s.store, s.keys)},
 		Source: fmt.Sprintf("//proxima/%s/%s", cfg.role(), cfg.site()), Known: a.knownToFeed, Logger: log.With("component", "sinks"), Metrics: s.metrics,
 		Kinds: map[string]sink.Kind{pulsarsink.Name: pulsarsink.New(pulsarsink.Config{Objects: a.history.Objects, Epoch: s.store.Epoch(), Topic: cfg.topic()})},
 	})
@@ -60,6 +62,39 @@ func (a *api) knownToFeed(name string) bool {
 	return slices.ContainsFunc(kind.All(), func(d *resource.Descriptor) bool { return d.GroupResource().String() == name && a.history.Kept(d) })
 }
 
+// redactionsOf the change feed; nil: there is none.
+func (a *api) redactionsOf(s *storage, log *slog.Logger) (*redact.Redactions, error) {
+	if a.history == nil {
+		return nil, nil //nolint:nilnil // see above
+	}
+	stored, err := a.server.Stored()
+	if err != nil {
+		return nil, err
+	}
+	return redact.New(redact.Config{
+		Feed: s.feed, Store: s.store, Objects: stored, Records: feedRecords{sealed.NewRecords(s.store, s.keys)}, Kind: a.fedKind,
+		Memory: filepath.Join(s.dataDir, "feed-redactions.json"), Logger: log.With("component", "redactions"), Metrics: s.metrics,
+	})
+}
+
+// fedKind is the kind of a resource, if the feed has it.
+func (a *api) fedKind(group, name string) *resource.Descriptor {
+	for _, d := range kind.All() {
+		if d.GVK.Group == group && d.Resource == name && a.history.Kept(d) {
+			return d
+		}
+	}
+	return nil
+}
+
+// adminRedactions are those of the API; nil, and not a nil *redact.Redactions, if there is none.
+func (a *api) adminRedactions() admin.FeedRedactions {
+	if a.redactions == nil {
+		return nil
+	}
+	return a.redactions
+}
+
 // adminSinks are those of the API; nil, and not a nil *sink.Sinks, if there is none.
 func (a *api) adminSinks() admin.FeedSinks {
 	if a.sinks == nil {
@@ -68,21 +103,21 @@ func (a *api) adminSinks() admin.FeedSinks {
 	return a.sinks
 }
 
-// sinkRecords are the specs of sinks, encrypted, as they have the secrets of signatures.
-type sinkRecords struct{ *sealed.Records }
+// feedRecords are sinks and redactions, encrypted, as they have the keys of signatures and hashes.
+type feedRecords struct{ *sealed.Records }
 
-// Load implements sink.Records.
-func (r sinkRecords) Load(ctx context.Context, name string) ([]byte, error) {
+// Load implements sink.Records and redact.Records.
+func (r feedRecords) Load(ctx context.Context, name string) ([]byte, error) {
 	return r.Record(name).Simple().Load(ctx)
 }
 
-// Create implements sink.Records.
-func (r sinkRecords) Create(ctx context.Context, name string, data []byte) error {
+// Create implements sink.Records and redact.Records.
+func (r feedRecords) Create(ctx context.Context, name string, data []byte) error {
 	_, err := r.Record(name).Save(ctx, data, 0)
 	return err
 }
 
 // Delete implements sink.Records.
-func (r sinkRecords) Delete(ctx context.Context, name string) error {
+func (r feedRecords) Delete(ctx context.Context, name string) error {
 	return r.Record(name).Delete(ctx)
 }

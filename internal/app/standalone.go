@@ -213,7 +213,7 @@ func (cp *standalone) handle() {
 		Store: s.store, Unreadable: a.server.Unreadable, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Pulsar: cp.readers.status,
-		RegistryTroubles: cp.registryTroubles, History: a.history, Sinks: a.adminSinks(), Authorizer: a.authorizer, Cursors: s.cursors, Segments: s.segments(), Logger: cp.log,
+		RegistryTroubles: cp.registryTroubles, History: a.history, Sinks: a.adminSinks(), Redactions: a.adminRedactions(), Authorizer: a.authorizer, Cursors: s.cursors, Segments: s.segments(), Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

@@ -27,7 +27,7 @@ func newFeed(s *settings) *cobra.Command {
 		GroupID: "operate",
 		Short:   "See the control plane's change feed, and follow it",
 	}
-	cmd.AddCommand(newFeedStatus(s), newFeedList(s), newFeedTail(s), newFeedCursors(s), newFeedSeek(s), newFeedOffload(s), newFeedVerify(s), newFeedSink(s))
+	cmd.AddCommand(newFeedStatus(s), newFeedList(s), newFeedTail(s), newFeedCursors(s), newFeedSeek(s), newFeedOffload(s), newFeedVerify(s), newFeedRedact(s), newFeedSink(s))
 	return cmd
 }
 

@@ -144,6 +144,9 @@ func FeedProblems(f *admin.FeedStatus) []string {
 	for _, name := range slices.Sorted(maps.Keys(f.SinkProblems)) {
 		out = append(out, fmt.Sprintf("sink %s of the change feed does not deliver, and is tried again: %s", name, f.SinkProblems[name]))
 	}
+	for _, problem := range f.RedactionProblems {
+		out = append(out, "a redacted value may still be in the change feed: "+problem)
+	}
 	if f.Gap {
 		out = append(out, fmt.Sprintf("the change feed has a gap before %s, position %d: changes before it are not shown",
 			f.Begins.UTC().Format(time.RFC3339), f.First))

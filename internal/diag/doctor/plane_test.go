@@ -34,6 +34,7 @@ func TestFeedProblems(t *testing.T) {
 	}{
 		"not written": {admin.FeedStatus{Status: feed.Status{Problem: "no space left on device", Since: &since}}, "the change feed is not written for 5m: no space left on device"},
 		"a root":      {admin.FeedStatus{Status: feed.Status{Roots: []seglog.RootInfo{{Dir: "/a"}, {Dir: "/b", Problem: "read-only file system"}}}}, "root /b of the change feed takes no segments: read-only file system"},
+		"a redaction": {admin.FeedStatus{RedactionProblems: []string{"/a/feed-1.seg.left: it is not sealed"}}, "a redacted value may still be in the change feed: /a/feed-1.seg.left: it is not sealed"},
 		"a sink":      {admin.FeedStatus{SinkProblems: map[string]string{"cmdb": "it answers 503"}}, "sink cmdb of the change feed does not deliver, and is tried again: it answers 503"},
 		"a gap":       {admin.FeedStatus{Gap: true, Status: feed.Status{First: 41}}, "the change feed has a gap before 0001-01-01T00:00:00Z, position 41"},
 	} {
