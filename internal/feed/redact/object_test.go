@@ -39,7 +39,7 @@ func TestShapes(t *testing.T) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "p", Labels: map[string]string{"who": secret}, Annotations: map[string]string{"a.b/c": secret, "other": "kept"}, Finalizers: []string{secret, "kept"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:finalizers":{"v:\"` + secret + `\"":{}}}}`)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:finalizers":{"v:\"` + secret + `\"":{}}}}`)}},
 		},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
