@@ -1,6 +1,7 @@
 package registries
 
 import (
+	"context"
 	"net"
 	"os"
 	"slices"
@@ -29,6 +30,17 @@ func serveNacos(t *testing.T, p *registrytest.Plane) uint64 {
 
 func serveNacosAt(t *testing.T, p *registrytest.Plane, s *nacos.Server, host string) uint64 {
 	t.Helper()
+	h, g := listenNacos(t, host)
+	p.ServeOn(h, s.ServeHTTPOn)
+	p.ServeOn(g, s.Serve)
+	return portOf(h)
+}
+
+func portOf(l net.Listener) uint64 { return uint64(l.Addr().(*net.TCPAddr).Port) }
+
+// listenNacos takes a port for HTTP, and the one that belongs to it for gRPC.
+func listenNacos(t *testing.T, host string) (http, grpc net.Listener) {
+	t.Helper()
 	for range 100 {
 		h, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
@@ -40,12 +52,10 @@ func serveNacosAt(t *testing.T, p *registrytest.Plane, s *nacos.Server, host str
 			_ = h.Close()
 			continue
 		}
-		p.ServeOn(h, s.ServeHTTPOn)
-		p.ServeOn(g, s.Serve)
-		return uint64(port)
+		return h, g
 	}
 	t.Fatal("no two free ports")
-	return 0
+	return nil, nil
 }
 
 // param of a client whose files are in a folder of its own: the SDK reads them again when it starts.
@@ -153,35 +163,40 @@ func TestNacosBalance(t *testing.T) {
 		servers = append(servers, nacos.New(&core))
 		list = append(list, *constant.NewServerConfig(host, 0))
 	}
-	for i, s := range servers {
-		list[i].Port = serveNacosAt(t, p, s, hosts[i])
+	list[0].Port = serveNacosAt(t, p, servers[0], hosts[0])
+	// The second one is away at first, so all clients come to the first.
+	away := []net.Listener{nil, nil}
+	away[0], away[1] = listenNacos(t, hosts[1])
+	list[1].Port = portOf(away[0])
+	for _, l := range away {
+		_ = l.Close()
 	}
-	provider := func(port uint64, servers ...constant.ServerConfig) naming_client.INamingClient {
+	for n := range 16 {
 		params := param(t, 0, "", "")
-		params.ServerConfigs = servers
+		params.ServerConfigs = list
 		c, err := clients.NewNamingClient(params)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(c.CloseClient)
 		if ok, err := c.RegisterInstance(vo.RegisterInstanceParam{
-			Ip: "10.1.0.7", Port: port, Weight: 1, Enable: true, Healthy: true, Ephemeral: true, ServiceName: "orders",
+			Ip: "10.1.0.7", Port: uint64(8000 + n), Weight: 1, Enable: true, Healthy: true, Ephemeral: true, ServiceName: "orders",
 		}); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
-		return c
-	}
-	for n := range 8 {
-		provider(uint64(8000+n), list...)
-	}
-	for n := range 8 {
-		provider(uint64(9000+n), list[0]) // they know one alone
 	}
 	before := map[string]bool{}
 	for _, d := range p.Dataplanes() {
 		before[string(d.UID)] = true
 	}
-	// The first server has at least 8 clients, and half of its surplus moves each time.
+	for i, serve := range []func(context.Context, net.Listener) error{servers[1].ServeHTTPOn, servers[1].Serve} {
+		l, err := net.Listen("tcp", away[i].Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ServeOn(l, serve)
+	}
+	// Half of the surplus moves each time.
 	for end := time.Now().Add(time.Minute); servers[1].Connections() < 7; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d and %d clients", servers[0].Connections(), servers[1].Connections())
