@@ -38,6 +38,8 @@ type Config struct {
 	Deduplication bool
 	// Settings of conf/standalone.conf that are set otherwise, as brokerDeleteInactiveTopicsEnabled.
 	Settings map[string]string
+	// Token that the settings make the REST API want; empty: none.
+	Token string
 }
 
 // Server is a process of Pulsar. Its ports and its data stay over Restart. It is not safe for concurrent use.
@@ -47,6 +49,8 @@ type Server struct {
 	dir  string
 	// URL is the address of the broker, pulsar://127.0.0.1:PORT; Admin that of its REST API, http://127.0.0.1:PORT.
 	URL, Admin string
+	// Token is that of the configuration.
+	Token string
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended
@@ -62,7 +66,7 @@ func Start(t testing.TB, cfg Config) *Server {
 	broker, web := testkit.FreePort(t), testkit.FreePort(t)
 	s := &Server{
 		t: t, home: home, dir: t.TempDir(),
-		URL: "pulsar://127.0.0.1:" + strconv.Itoa(broker), Admin: "http://127.0.0.1:" + strconv.Itoa(web),
+		URL: "pulsar://127.0.0.1:" + strconv.Itoa(broker), Admin: "http://127.0.0.1:" + strconv.Itoa(web), Token: cfg.Token,
 	}
 	settings := map[string]string{
 		"brokerServicePort": strconv.Itoa(broker), "webServicePort": strconv.Itoa(web), "bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1",
@@ -167,6 +171,9 @@ func (s *Server) health() error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Admin+"/admin/v2/brokers/health", nil)
 	if err != nil {
 		return err
+	}
+	if s.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+s.Token)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

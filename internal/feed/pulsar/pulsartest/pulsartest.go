@@ -176,6 +176,9 @@ func (r rights) MayRead(_ context.Context, k *resource.Descriptor, namespace str
 
 var kinds = []*resource.Descriptor{kind.Service, kind.Secret, kind.Node, kind.Dataplane}
 
+// Objects reads keys and values as they are in the store of a Plane.
+func Objects() pulsar.Objects { return objects{} }
+
 // objects are stored as JSON.
 type objects struct{}
 
