@@ -203,6 +203,8 @@ func (s *connection) end(ctx context.Context) (end, error) {
 			return end{}, explain(fmt.Errorf("where the topic ends: %w", r.err))
 		}
 		return r.e, nil
+	case <-s.gone:
+		return end{}, errLost
 	case <-ctx.Done():
 		return end{}, context.Cause(ctx)
 	}
@@ -235,25 +237,46 @@ func (s *connection) settled(ctx context.Context) (end, error) {
 
 var errNotRead = errors.New("the last message does not come")
 
+// last is the ID of the last message; its entry is below 0 if there is none. The library can read the last message by itself, but blocks for ever if the
+// connection is lost meanwhile (StartMessageIDInclusive with LatestMessageID, v0.19.0).
+func (s *connection) last() (pulsar.MessageID, error) {
+	r, err := s.reader(pulsar.LatestMessageID(), false)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return r.GetLastMessageID() // HasNext has no error
+}
+
+func (s *connection) reader(after pulsar.MessageID, compacted bool) (pulsar.Reader, error) {
+	return s.client.CreateReader(pulsar.ReaderOptions{
+		Topic: s.c.topic, Name: s.c.producer, StartMessageID: after, ReceiverQueueSize: 2 * maxEntries, ReadCompacted: compacted,
+	})
+}
+
 // read the last message.
 func (s *connection) read(ctx context.Context, compacted bool) (end, error) {
-	r, err := s.client.CreateReader(pulsar.ReaderOptions{
-		Topic: s.c.topic, Name: s.c.producer, StartMessageID: pulsar.LatestMessageID(), StartMessageIDInclusive: true, ReceiverQueueSize: 2 * maxEntries,
-		ReadCompacted: compacted,
-	})
+	last, err := s.last()
+	if err != nil || last.EntryID() < 0 {
+		return end{}, err
+	}
+	// From the entry before it on, of which there may be none.
+	r, err := s.reader(pulsar.NewMessageID(last.LedgerID(), last.EntryID()-1, -1, 0), compacted)
 	if err != nil {
 		return end{}, err
 	}
 	defer r.Close()
-	last, err := r.GetLastMessageID() // HasNext has no error
-	if err != nil {
-		return end{}, err
-	}
-	if last.EntryID() < 0 {
-		return end{}, nil
-	}
+	ctx, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
 	ctx, cancel := context.WithTimeoutCause(ctx, readTimeout, errNotRead)
 	defer cancel()
+	go func() {
+		select {
+		case <-s.gone:
+			lost(errLost)
+		case <-ctx.Done():
+		}
+	}()
 	for {
 		m, err := r.Next(ctx)
 		if err != nil {

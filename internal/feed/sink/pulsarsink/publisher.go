@@ -98,25 +98,29 @@ func (p *publisher) Deliver(ctx context.Context, b *sink.Batch) (seglog.Position
 	return next, nil
 }
 
-// prove publishes the first message alone, and returns what is left then.
+// prove publishes the first message alone, and returns what is left then. What the broker had already is left out, as is what an earlier session's
+// message, which was on its way when the end was read, says.
 func (p *publisher) prove(ctx context.Context, messages []*message) ([]*message, error) {
-	_, err := p.publish(ctx, messages[:1])
-	if errors.Is(err, errTwice) {
-		// An earlier session's message was on its way when the end was read.
+	for len(messages) > 0 {
+		_, err := p.publish(ctx, messages[:1])
+		switch {
+		case err == nil:
+			p.proven = true
+			return messages[1:], nil
+		case !errors.Is(err, errTwice):
+			return nil, err
+		}
+		at := messages[0].position
 		if p.end, err = p.session.end(ctx); err != nil {
 			return nil, err
 		}
-		p.log.Info("the broker had a message of an earlier connection", "position", messages[0].position, "end", p.end.position)
+		p.log.Info("the broker had a message of an earlier connection", "position", at, "end", p.end.position)
+		// It may have removed the message since, and so the end may be before it.
+		for messages = messages[1:]; len(messages) > 0 && messages[0].position <= p.end.position; {
+			messages = messages[1:]
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	p.proven = true
-	left := messages[1:]
-	for len(left) > 0 && left[0].position <= p.end.position {
-		left = left[1:]
-	}
-	return left, nil
+	return nil, nil
 }
 
 // errTwice: the broker has left a message out, as it had it.
@@ -145,6 +149,7 @@ func (p *publisher) publish(ctx context.Context, messages []*message) (int, erro
 			if twice {
 				err = errTwice
 			}
+			slow.Reset(p.wait)
 			answers <- err
 		})
 	}
@@ -158,7 +163,6 @@ func (p *publisher) publish(ctx context.Context, messages []*message) (int, erro
 				}
 				return n, p.lost(err, messages[n])
 			}
-			slow.Reset(p.wait)
 		case <-ctx.Done():
 			return n, p.lost(context.Cause(ctx), messages[n])
 		}
@@ -173,10 +177,8 @@ func (p *publisher) lost(err error, m *message) error {
 	if errors.Is(err, errTwice) {
 		return err
 	}
-	if errors.Is(err, errLost) {
-		if why := p.session.why(); why != nil {
-			err = fmt.Errorf("%w: %w", err, why)
-		}
+	if why := p.session.why(); why != nil {
+		err = fmt.Errorf("%w: %w", err, why)
 	}
 	return explain(fmt.Errorf("the message at position %d (%d bytes): %w", m.position, len(m.payload), err))
 }

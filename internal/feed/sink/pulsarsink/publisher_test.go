@@ -254,6 +254,18 @@ func TestFenced(t *testing.T) {
 	}
 }
 
+// A broker that deduplicates may know messages that it has removed from the topic since.
+func TestRemovedSince(t *testing.T) {
+	b := steady()
+	b.dedup, b.highest = true, 7
+	if to, err := newTest(b).Deliver(t.Context(), batch(4, 12)); err != nil || to != 12 || !slices.Equal(b.positions(), []int64{8, 9, 10, 11, 12}) {
+		t.Error(to, err, b.positions())
+	}
+	if to, err := newTest(b).Deliver(t.Context(), batch(4, 12)); err != nil || to != 12 || len(b.log) != 5 {
+		t.Error(to, err, b.positions())
+	}
+}
+
 func TestBoundedAndSlow(t *testing.T) {
 	b := steady()
 	b.fault = func() fault { return none }
