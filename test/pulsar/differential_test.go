@@ -813,12 +813,21 @@ func TestAsPulsar(t *testing.T) {
 // admin asks the REST API of Pulsar for something of a topic.
 func admin(t *testing.T, s *standalone.Server, method, kind, topic, what, body string) string {
 	t.Helper()
-	url := s.Admin + "/admin/v2/" + kind + "/" + strings.TrimPrefix(topic, "persistent://") + what
+	return request(t, s, method, kind+"/"+strings.TrimPrefix(topic, "persistent://")+what, body)
+}
+
+// request calls the REST API of Pulsar.
+func request(t *testing.T, s *standalone.Server, method, path, body string) string {
+	t.Helper()
+	url := s.Admin + "/admin/v2/" + path
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if s.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+s.Token)
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,11 +40,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/feed/history"
 	feedpulsar "github.com/proxima-mesh/proxima/internal/feed/pulsar"
 	"github.com/proxima-mesh/proxima/internal/feed/pulsar/pulsartest"
+	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/feed/sink"
 	"github.com/proxima-mesh/proxima/internal/feed/sink/pulsarsink"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/test/pulsar/standalone"
 )
 
@@ -104,6 +108,7 @@ func (r *records) Watch(ctx context.Context, changed func()) error {
 
 // instance of a control plane, as far as it publishes.
 type instance struct {
+	feed  *feed.Feed
 	sinks *sink.Sinks
 	stop  func()
 }
@@ -111,6 +116,11 @@ type instance struct {
 var topicNumber int
 
 func newEngine(t *testing.T, broker *standalone.Server) *engine {
+	return newEngineVia(t, broker, broker.URL)
+}
+
+// newEngineVia has the sinks connect to a URL.
+func newEngineVia(t *testing.T, broker *standalone.Server, at string) *engine {
 	t.Helper()
 	s, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "store.db"), sqlite.Options{})
 	if err != nil {
@@ -122,7 +132,7 @@ func newEngine(t *testing.T, broker *standalone.Server) *engine {
 	i := e.start(t.TempDir())
 	defer i.stop()
 	for _, namespace := range []string{exact, plain} {
-		spec := sink.Spec{Kind: pulsarsink.Name, URL: broker.URL + "/" + namespace + "/" + e.topic, Name: filepath.Base(namespace)}
+		spec := sink.Spec{Kind: pulsarsink.Name, URL: at + "/" + namespace + "/" + e.topic, Name: filepath.Base(namespace)}
 		if _, err := i.sinks.Add(t.Context(), spec); err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +175,7 @@ func (e *engine) start(dir string) *instance {
 	running.Go(func() { _ = f.Run(ctx) })
 	running.Go(func() { _ = cursors.Run(ctx) })
 	delivering.Go(func() { _ = sinks.Run(sinking) })
-	i := &instance{sinks: sinks, stop: sync.OnceFunc(func() {
+	i := &instance{feed: f, sinks: sinks, stop: sync.OnceFunc(func() {
 		endSinks()
 		delivering.Wait()
 		cancel()
@@ -181,6 +191,74 @@ type logTo struct{ t *testing.T }
 func (l logTo) Write(text []byte) (int, error) {
 	l.t.Logf("%s", bytes.TrimSpace(text))
 	return len(text), nil
+}
+
+// cutter is a network before the broker: connections through it end again and again, some of them a while after their answers are lost.
+type cutter struct {
+	url, broker, here string
+	mu                sync.Mutex
+	open              map[net.Conn]bool
+	mute              atomic.Bool // answers of the broker are lost
+	stalled           atomic.Bool // the broker gets nothing more either
+}
+
+func newCutter(t *testing.T, broker *standalone.Server) *cutter {
+	l := must(net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))))(t)
+	t.Cleanup(func() { l.Close() })
+	c := &cutter{url: "pulsar://" + l.Addr().String(), broker: strings.TrimPrefix(broker.URL, "pulsar://"), here: l.Addr().String(), open: map[net.Conn]bool{}}
+	if len(c.broker) != len(c.here) {
+		t.Fatalf("%s cannot be replaced by %s", c.broker, c.here)
+	}
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", c.broker)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			c.mu.Lock()
+			c.open[in], c.open[out] = true, true
+			c.mu.Unlock()
+			go c.copy(out, in, &c.stalled, func(b []byte) []byte { return b })
+			// Clients connect to what lookups answer, which is here.
+			go c.copy(in, out, &c.mute, func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(c.broker), []byte(c.here)) })
+		}
+	}()
+	return c
+}
+
+func (c *cutter) copy(to, from net.Conn, lost *atomic.Bool, change func([]byte) []byte) {
+	defer to.Close()
+	defer from.Close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		if lost.Load() {
+			continue
+		}
+		if _, err := to.Write(change(buffer[:n])); err != nil {
+			return
+		}
+	}
+}
+
+// cut all connections.
+func (c *cutter) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.open {
+		conn.Close()
+	}
+	clear(c.open)
+	c.mute.Store(false)
+	c.stalled.Store(false)
 }
 
 const writers = 4
@@ -368,21 +446,6 @@ func (e *engine) judge(mayTwice int) int {
 	return found
 }
 
-// request calls the broker's REST API.
-func request(t *testing.T, broker *standalone.Server, method, path, body string) {
-	t.Helper()
-	req := must(http.NewRequestWithContext(t.Context(), method, broker.Admin+"/admin/v2/"+path, strings.NewReader(body)))(t)
-	req.Header.Set("Content-Type", "application/json")
-	if broker.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+broker.Token)
-	}
-	resp := must(http.DefaultClient.Do(req))(t)
-	defer resp.Body.Close()
-	if answer, _ := io.ReadAll(resp.Body); resp.StatusCode/100 != 2 {
-		t.Fatalf("%s %s: %s %s", method, path, resp.Status, answer)
-	}
-}
-
 // TestEngine publishes changes that are committed all the time to a real broker, and has it, us and the network fail.
 func TestEngine(t *testing.T) {
 	broker := standalone.Start(t, standalone.Config{Settings: map[string]string{
@@ -413,17 +476,22 @@ func TestEngine(t *testing.T) {
 			at := must(e.store.Commit(t.Context(), txn))(t)
 			e.changes[int64(at)] = change{}
 		}
+		dir := t.TempDir()
+		all := e.records.all
+		e.records.all = nil
+		i := e.start(dir)
+		if err := i.feed.Reach(t.Context(), seglog.Position(e.last())); err != nil {
+			t.Fatal(err)
+		}
+		i.stop()
 		for _, name := range []string{"exact", "plain"} {
-			other := map[string]string{"exact": "plain", "plain": "exact"}[name]
-			record := "feed/sinks/" + other
-			was := e.records.all[record]
-			delete(e.records.all, record)
+			record := "feed/sinks/" + name
+			e.records.all = map[string][]byte{record: all[record]}
+			i := e.start(dir)
 			began := time.Now()
-			i := e.start(t.TempDir())
 			e.reach(i, e.last())
 			took := time.Since(began)
 			i.stop()
-			e.records.all[record] = was
 			t.Logf("%s: %d changes published in %s: %.0f changes/s", name, n, took.Round(time.Millisecond), n/took.Seconds())
 		}
 	})
@@ -431,7 +499,11 @@ func TestEngine(t *testing.T) {
 		e := newEngine(t, broker)
 		i := e.start(t.TempDir())
 		stop := e.write()
-		for range 3 {
+		rounds := 3
+		if os.Getenv("PROXIMA_SOAK") == "1" {
+			rounds = 20
+		}
+		for range rounds {
 			at := e.last()
 			e.reach(i, at)
 			time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Millisecond) // a moment in the midst of the load
@@ -444,6 +516,29 @@ func TestEngine(t *testing.T) {
 		if e.slowest > 5*time.Second {
 			t.Errorf("a commit took %s", e.slowest)
 		}
+	})
+	t.Run("network cut", func(t *testing.T) {
+		network := newCutter(t, broker)
+		e := newEngineVia(t, broker, network.url)
+		i := e.start(t.TempDir())
+		stop := e.write()
+		const cuts = 12
+		for n := range cuts {
+			e.reach(i, e.last())
+			time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond) // a moment in the midst of the load
+			if n%3 > 0 {
+				network.mute.Store(true)
+				time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+				network.stalled.Store(n%3 == 2)
+				time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+			}
+			network.cut()
+		}
+		e.reach(i, e.last())
+		stop()
+		e.reach(i, e.last())
+		t.Logf("cut %d times", cuts)
+		e.judge(50)
 	})
 	t.Run("broker stands still", func(t *testing.T) {
 		e := newEngine(t, broker)
@@ -567,10 +662,6 @@ func engineProcess(t *testing.T, broker *standalone.Server) {
 				_ = p.put(ctx, namespace, fmt.Sprintf("w%d-%d", writer, n%5)) // while it is killed it fails
 				if n%7 == 0 {
 					_ = p.objects.CoreV1().Services(namespace).Delete(ctx, fmt.Sprintf("w%d-%d", writer, n%5), metav1.DeleteOptions{})
-				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(10 * time.Millisecond):
 				}
 			}
 		})

@@ -318,6 +318,8 @@ var hints = []struct{ text, hint string }{
 	{"quota", "the backlog quota of the namespace is full: a subscription does not read, or the quota is too small"},
 	{"message size exceeds", "the object is larger than the broker's maxMessageSize: raise that"},
 	{"initial handshake: eof", "the broker closes the connection at once: does it want pulsar+ssl://?"},
+	{"i/o timeout", "the broker does not answer: is it overloaded, or does a firewall drop packets?"},
+	{"acknowledged nothing", "is the broker overloaded, or are too few bookies there?"},
 	{"connection refused", "nothing listens there: is the broker running?"},
 	{"no such host", "the name of the broker has no address"},
 }
