@@ -2,5 +2,6 @@
 // its own, so that the product does not link it.
 //
 // With the build tag "interop", which "make interop-pulsar" sets: the same script at the real Apache Pulsar (package standalone) and at
-// that server, clients of Java and Python on a control plane, and the feed offloaded to an S3 server.
+// that server, clients of Java and Python on a control plane, the feed published to Pulsar while that, the network and we fail, and the
+// feed offloaded to an S3 server.
 package pulsar

@@ -736,7 +736,8 @@ func TestEngineErrors(t *testing.T) {
 		return text + "." + encode(mac.Sum(nil))
 	}
 	broker := standalone.Start(t, standalone.Config{Token: token("admin"), Settings: map[string]string{
-		"authenticationEnabled": "true", "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+		"brokerDeleteInactiveTopicsEnabled": "false",
+		"authenticationEnabled":             "true", "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
 		"tokenSecretKey": "data:;base64," + base64.StdEncoding.EncodeToString(key), "authorizationEnabled": "true", "superUserRoles": "admin",
 		"brokerClientAuthenticationPlugin":     "org.apache.pulsar.client.impl.auth.AuthenticationToken",
 		"brokerClientAuthenticationParameters": "token:" + token("admin"),

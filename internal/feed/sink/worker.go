@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -175,7 +176,7 @@ func (w *worker) failed(err error) {
 	w.mu.Lock()
 	first := w.status.Problem == ""
 	w.status.Failures++
-	w.status.Problem = err.Error()
+	w.status.Problem = strings.ReplaceAll(err.Error(), "\n", ": ") // it is a cell of a table
 	if first {
 		now := w.sinks.cfg.Now().UTC()
 		w.status.Since = &now

@@ -303,7 +303,7 @@ var hints = []struct{ text, hint string }{
 	{"first record does not look like a tls handshake", "there is no TLS at this port: want pulsar://, or the port of TLS"},
 	{"x509", "name the authority of the broker's certificate with --ca-file, and the broker as in its certificate"},
 	{"tls:", "the broker refuses TLS as it is: see --ca-file, and whether it wants a client certificate"},
-	{"authentication", "the broker wants a token that it accepts: --token-file"},
+	{"authenticat", "the broker wants a token that it accepts: --token-file"},
 	{"authorization", "the role of the token needs produce and consume: pulsar-admin namespaces grant-permission TENANT/NAMESPACE --role ROLE --actions produce,consume"},
 	{"not authorized", "the role of the token needs produce and consume: pulsar-admin namespaces grant-permission TENANT/NAMESPACE --role ROLE --actions produce,consume"},
 	{"policies not found", "there is no such tenant or namespace: pulsar-admin namespaces create TENANT/NAMESPACE"},
