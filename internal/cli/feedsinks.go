@@ -28,7 +28,8 @@ as long as the feed has them.
 
 A webhook gets CloudEvents 1.0 in batches, by POST. A delivery that is not answered with 2xx is
 repeated until it is, with all that follow behind it. Deliveries are signed as Standard Webhooks
-says. A topic of Apache Pulsar gets a message for each change, exactly once.`,
+says. A topic of Apache Pulsar gets a message for each change: exactly once, if the broker
+deduplicates; else some may be there twice after a lost connection.`,
 	}
 	cmd.AddCommand(newFeedSinkAdd(s), newFeedSinkList(s), newFeedSinkRemove(s))
 	return cmd

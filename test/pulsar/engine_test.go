@@ -634,7 +634,7 @@ const holds = "PROXIMA_TEST_HOLDS"
 // TestHolder is not a test but the body of a child.
 func TestHolder(t *testing.T) {
 	arguments := strings.Fields(os.Getenv(holds))
-	if arguments == nil {
+	if len(arguments) == 0 {
 		return
 	}
 	c := newClient(t, pulsar.ClientOptions{URL: arguments[0]})

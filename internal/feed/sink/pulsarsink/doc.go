@@ -1,10 +1,11 @@
-// Package pulsarsink publishes the change feed to a topic of Apache Pulsar, so that the topic has exactly what was committed: once, and in order.
+// Package pulsarsink publishes the change feed to a topic of Apache Pulsar, so that the topic has exactly what was committed: in order, and once.
 //
 // It owns the connection to the broker, where a topic ends, and how producers exclude each other. Enter at New; package sink does the
 // rest. It never retries on its own, and never lets the client library send something again: who does so without reading where the topic
 // ends publishes twice.
 //
-// What makes it exact:
+// With a broker that deduplicates it is exact. Without, what a lost connection has handed to the bookies may be there twice if they write it more than
+// settle after the next connection; positions tell. What makes it exact:
 //   - One producer at a time: it has exclusive access to the topic, by which the broker also refuses one that lost its connection meanwhile.
 //   - After each connection the last message of the topic is read, and its position tells where to go on. After any failure there is a new connection.
 //   - Sequence IDs are positions, so a broker that deduplicates leaves out what a lost connection has delivered late. The first message of a connection
