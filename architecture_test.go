@@ -334,11 +334,11 @@ var onlyImporters = map[string][]string{
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 
 	"github.com/apache/pulsar-client-go": {"internal/feed/sink/pulsarsink"},
-	"github.com/jackc/pgx":          {"internal/store/postgres"},
-	"github.com/minio/minio-go":     {"internal/blob"},
-	"go.etcd.io/etcd":               {"internal/store/etcd"},
-	"github.com/spf13/cobra":        {"internal/cli"},
-	"github.com/google/cel-go":      {"internal/planner/rule"},
+	"github.com/jackc/pgx":               {"internal/store/postgres"},
+	"github.com/minio/minio-go":          {"internal/blob"},
+	"go.etcd.io/etcd":                    {"internal/store/etcd"},
+	"github.com/spf13/cobra":             {"internal/cli"},
+	"github.com/google/cel-go":           {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
 		"internal/kernel", "internal/proxy", "internal/testkit",
 		"bench/accounting", // as the peer
