@@ -58,7 +58,7 @@ func TestExplainGuards(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = c.Run(t.Context()) }()
 	t.Cleanup(func() { <-done })
-	sub := c.Subscribe(catalog.Slices)
+	sub := c.Subscribe() // the explanation uses many kinds
 	t.Cleanup(sub.Close)
 	d, err := sub.Next(t.Context())
 	if err != nil {

@@ -372,3 +372,28 @@ func FuzzBlock(f *testing.F) {
 		}
 	})
 }
+
+// TestSinceBeforeAnEmptySegment: a segment can have positions without entries, and then has no time.
+func TestSinceBeforeAnEmptySegment(t *testing.T) {
+	l, err := Open(Options{Roots: []string{t.TempDir()}, Epoch: "e", Reserve: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	began := time.Now()
+	e := &Entry{Position: 10, Created: 10, Time: began, Kind: Put, Last: true, Key: "/k", Value: []byte("v")}
+	if err := l.Append([]*Entry{e}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Seal(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Append(nil, 35); err != nil {
+		t.Fatal(err)
+	}
+	for after, want := range map[time.Duration]Position{-time.Hour: 0, time.Hour: 35} {
+		if at, err := l.Since(began.Add(after)); at != want || err != nil {
+			t.Errorf("since %s: %d, %v; want %d", after, at, err, want)
+		}
+	}
+}

@@ -233,8 +233,9 @@ func (l *Log) entry(at, of Position) (*Entry, error) {
 func (l *Log) Since(t time.Time) (Position, error) {
 	millis := t.UnixMilli()
 	l.mu.Lock()
-	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].Newest >= millis })
-	if i == len(l.segments) {
+	// Not by halves: a segment without entries, whose positions were all of other keys, has no time.
+	i := slices.IndexFunc(l.segments, func(s *segment) bool { return s.Newest >= millis })
+	if i < 0 {
 		defer l.mu.Unlock()
 		return l.end.Complete, nil
 	}
