@@ -149,6 +149,16 @@ type SealedFile struct {
 
 // Inspect a file of Files by what its header and footer tell. It reads from a disk.
 func (l *Log) Inspect(path string) (SealedFile, error) {
+	out, err := l.inspectFile(path)
+	if err != nil { // maybe it was being written
+		l.writing.Lock()
+		defer l.writing.Unlock()
+		return l.inspectFile(path)
+	}
+	return out, nil
+}
+
+func (l *Log) inspectFile(path string) (SealedFile, error) {
 	f, err := l.opts.Disk.Open(path)
 	if err != nil {
 		return SealedFile{}, err
