@@ -44,3 +44,11 @@ type Batch struct {
 	// Entries that the sink selects, in order. They must not be changed.
 	Entries []*seglog.Entry
 }
+
+// Gap is what receivers are told of a batch that is Expired, as JSON.
+func (b *Batch) Gap() map[string]any {
+	return map[string]any{
+		"after": b.After, "upTo": b.Next,
+		"message": "the changes after one position, up to the other, are not in the change feed any more; list the objects anew",
+	}
+}

@@ -134,7 +134,7 @@ func (w *webhook) Deliver(ctx context.Context, b *Batch) (seglog.Position, error
 	var events []json.RawMessage
 	size, next := 0, b.Next
 	if b.Expired {
-		e, err := w.expired(b.After, b.Next)
+		e, err := w.expired(b)
 		if err != nil {
 			return 0, err
 		}
@@ -193,14 +193,10 @@ func (w *webhook) event(c *history.Change) (json.RawMessage, error) {
 }
 
 // expired says that changes are missing: the feed has them no more.
-func (w *webhook) expired(after, first seglog.Position) (json.RawMessage, error) {
+func (w *webhook) expired(b *Batch) (json.RawMessage, error) {
 	return json.Marshal(envelope{
-		SpecVersion: "1.0", ID: w.history.Feed.Epoch() + "-" + strconv.FormatInt(int64(first), 10) + "-expired", Source: w.source,
-		Type: typeExpired, Time: w.now().UTC(), DataContentType: "application/json", Sequence: positionText(first),
-		Data: map[string]any{
-			"after": after, "upTo": first,
-			"message": "the changes after one position, up to the other, are not in the change feed any more; list the objects anew",
-		},
+		SpecVersion: "1.0", ID: w.history.Feed.Epoch() + "-" + strconv.FormatInt(int64(b.Next), 10) + "-expired", Source: w.source,
+		Type: typeExpired, Time: w.now().UTC(), DataContentType: "application/json", Sequence: positionText(b.Next), Data: b.Gap(),
 	})
 }
 

@@ -265,10 +265,7 @@ func keyOf(kind *resource.Descriptor, name resource.Key) string {
 
 // expired is the message that says that changes are missing. It has no key: it is not of an object, and compaction may remove it.
 func (p *publisher) expired(b *sink.Batch) (*message, error) {
-	payload, err := json.Marshal(map[string]any{
-		"after": b.After, "upTo": b.Next,
-		"message": "the changes after one position, up to the other, are not in the change feed any more; list the objects anew",
-	})
+	payload, err := json.Marshal(b.Gap())
 	return &message{
 		position: int64(b.Next), payload: payload,
 		properties: map[string]string{"position": strconv.FormatInt(int64(b.Next), 10), "epoch": p.cfg.Epoch, "operation": "expired"},
