@@ -157,11 +157,11 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 			return nil, ctx.Err()
 		}
 		if time.Since(absentSince) > nodeTimeout {
-			return nil, &problem.Error{
-				Code: problem.NodeNotFound,
-				Err:  fmt.Errorf("node %s: %s%s", a.cfg.Name, why, detail),
-				Hint: "check --node-name: it must be the name that kubectl get nodes shows",
+			hint := "check --node-name: it must be the name that kubectl get nodes shows"
+			if err != nil {
+				hint = "check that this machine reaches the API of the cluster, and the kubeconfig"
 			}
+			return nil, &problem.Error{Code: problem.NodeNotFound, Err: fmt.Errorf("node %s: %s%s", a.cfg.Name, why, detail), Hint: hint}
 		}
 		if why != logged || time.Now().After(logAfter) {
 			logged, logAfter = why, time.Now().Add(nodeLogEvery)
