@@ -233,7 +233,7 @@ func (l *Log) entry(at, of Position) (*Entry, error) {
 func (l *Log) Since(t time.Time) (Position, error) {
 	millis := t.UnixMilli()
 	l.mu.Lock()
-	// Not by halves: a segment without entries, whose positions were all of other keys, has no time.
+	// Not a binary search: a segment without entries, as all its positions are of keys that the feed leaves out, has no time.
 	i := slices.IndexFunc(l.segments, func(s *segment) bool { return s.Newest >= millis })
 	if i < 0 {
 		defer l.mu.Unlock()
