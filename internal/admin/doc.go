@@ -37,7 +37,7 @@ import (
 )
 
 // Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
-// RegistryTroubles, History, Sinks, Redactions and Pulsar,
+// RegistryTroubles, History, UnfollowedKinds, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -95,6 +95,8 @@ type Config struct {
 	// History of objects, from the change feed; nil: there is none. Authorizer decides who may read it.
 	History    *history.Reader
 	Authorizer authorizer.UnconditionalAuthorizer
+	// UnfollowedKinds are the kinds that the change feed cannot follow now, with the reasons: in a Kubernetes cluster; nil: it follows all.
+	UnfollowedKinds func() map[string]string
 	// Sinks of the change feed; nil: there is none.
 	Sinks FeedSinks
 	// Redactions of the change feed; nil: there is none.
@@ -173,13 +175,13 @@ func Handlers(c Config) map[string]http.Handler {
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
 // are not used.
 func PlannerHandlers(c Config) map[string]http.Handler {
-	return map[string]http.Handler{
+	return withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
 		SimulatePath:       get(questionHandler{c, simulate}),
 		SurveyPath:         surveyHandler{c},
-	}
+	})
 }
 
 // ClusterZoneHandlers are PlannerHandlers of a control plane in a Kubernetes cluster that is a zone.

@@ -58,6 +58,8 @@ type FeedStatus struct {
 	SinkProblems map[string]string `json:"sinkProblems,omitempty"`
 	// RedactionProblems are why redactions are outstanding at this instance.
 	RedactionProblems []string `json:"redactionProblems,omitempty"`
+	// UnfollowedKinds are the kinds of a Kubernetes cluster that the feed cannot follow now, with the reasons; "all" is one of all.
+	UnfollowedKinds map[string]string `json:"unfollowedKinds,omitempty"`
 	// SegmentList has the segments in order; only at FeedStatusPath.
 	SegmentList []seglog.SegmentInfo `json:"segmentList,omitempty"`
 }
@@ -78,6 +80,9 @@ func (c *Config) feedStatus(ctx context.Context, segments bool) *FeedStatus {
 	}
 	if c.Redactions != nil {
 		out.RedactionProblems = c.Redactions.Problems()
+	}
+	if c.UnfollowedKinds != nil {
+		out.UnfollowedKinds = c.UnfollowedKinds()
 	}
 	if segments {
 		out.SegmentList = list
@@ -101,8 +106,8 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 }
 
 // errNoFeed is the answer where there is no change feed.
-var errNoFeed = errors.New("this control plane keeps no change feed: it was started with --feed off, or with --store memory; " +
-	"start it with --feed on and a store on disk, and changes are kept from then on")
+var errNoFeed = errors.New("this control plane keeps no change feed: it was started with --feed off, with --store memory, or with --store kubernetes and without --feed on; " +
+	"start it with --feed on, and changes are kept from then on (not with --store memory)")
 
 type feedHandler struct {
 	Config

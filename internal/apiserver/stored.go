@@ -116,8 +116,13 @@ func (s *Stored) Encode(ctx context.Context, key string, obj resource.Object) ([
 	return value, err
 }
 
-// Table of objects of one kind, as the server answers it. Rows have the metadata of their objects, without managedFields.
+// Table implements history.Objects.
 func (s *Stored) Table(ctx context.Context, kind *resource.Descriptor, objects []resource.Object) (*metav1.Table, error) {
+	return Table(ctx, kind, objects)
+}
+
+// Table of objects of one kind, as a server answers it. Rows have the metadata of their objects, without managedFields.
+func Table(ctx context.Context, kind *resource.Descriptor, objects []resource.Object) (*metav1.Table, error) {
 	table := &metav1.Table{}
 	for _, obj := range objects {
 		one, err := tables{kind}.ConvertToTable(ctx, obj, &metav1.TableOptions{NoHeaders: true})

@@ -91,15 +91,11 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 		l.Close()
 		return nil, err
 	}
-	if a.history, err = a.historyOf(s); err != nil {
-		a.server.Close()
-		return nil, err
+	of, err := a.fedObjects(s)
+	if err == nil {
+		err = a.openFeedReaders(cfg, s, of, log)
 	}
-	if a.sinks, err = a.sinksOf(cfg, s, log); err != nil {
-		a.server.Close()
-		return nil, err
-	}
-	if a.redactions, err = a.redactionsOf(s, log); err != nil {
+	if err != nil {
 		a.server.Close()
 		return nil, err
 	}

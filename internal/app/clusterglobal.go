@@ -45,6 +45,8 @@ type clusterGlobal struct {
 	extension *clusterExtension
 	// peers are the other replicas that zones are connected to.
 	peers *peers
+	// changes are the change feed; nil: there is none.
+	changes *clusterFeed
 }
 
 func runClusterGlobal(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
@@ -108,11 +110,18 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 	if g.election, err = newLeaseElection(cfg, g.instance.grpcAddress(cfg), g.storage.metrics, g.log); err != nil {
 		return nil, err
 	}
+	kinds := []*resource.Descriptor{kind.Namespace, kind.Zone, kind.ZoneInsight}
+	for _, k := range g.kinds {
+		kinds = append(kinds, k.Descriptor)
+	}
+	if g.changes, err = openClusterFeed(ctx, cfg, g.storage, g.api, kinds, g.log); err != nil {
+		return nil, err
+	}
 	g.handle()
 	rules := &clusterWrites{
 		site: cfg.accessSite(), meshes: g.api.meshes, zones: &zoneDeletions{client: g.client}, dryRuns: &dryRuns{global: g.global},
 	}
-	g.extension, err = newClusterExtension(cfg, g.paths, rules, statusPaths(), onlyPaths(statusPaths(), g.paths.mux), g.log)
+	g.extension, err = newClusterExtension(cfg, g.paths, rules, statusPaths(), ofUsers(onlyPaths(statusPaths(), g.paths.mux)), g.log)
 	return g, err
 }
 
@@ -224,6 +233,7 @@ func (g *clusterGlobal) components() []component {
 		},
 		g.extension.components(),
 		g.roots.components(),
+		g.changes.components(),
 		[]component{
 			{Name: "secrets of zones", Scope: leader, Run: g.runSecrets},
 			{Name: "life of zones", Scope: leader, Run: func(ctx context.Context) error { return g.lead(ctx, g.answers) }},
@@ -248,11 +258,13 @@ func (g *clusterGlobal) awaitTables(ctx context.Context) error {
 func (g *clusterGlobal) handle() {
 	s := g.storage
 	tokens := access.TokenHandler(s.tokens, allowAtGlobal, g.log.With("component", "tokens"))
-	handlers := admin.GlobalHandlers(admin.Config{
+	config := admin.Config{
 		Role: string(RoleGlobal), Preset: string(PresetGlobal), StoreName: StoreKubernetes, Started: g.started,
 		Store: clusterStore{Store: s.store, epoch: g.epoch, reads: &g.reads}, Tables: g.instance.catalog, Tokens: s.tokens, Audit: noAudit,
 		Federation: g, Instances: g.instances, Proxies: g, Checks: g, Logger: g.log,
-	})
+	}
+	g.changes.serve(&config, g.paths.authorizer, accessReviews{g.cfg.Cluster})
+	handlers := admin.GlobalHandlers(config)
 	// The cluster is backed up as any other.
 	delete(handlers, admin.BackupPath)
 	delete(handlers, admin.BackupKeysPath)
@@ -265,7 +277,16 @@ func (g *clusterGlobal) handle() {
 }
 
 // statusPaths are those that the aggregated API of global has.
-func statusPaths() []string { return []string{strings.TrimPrefix(admin.StatusPath, "/proxima/v1/")} }
+func statusPaths() []string {
+	return append([]string{strings.TrimPrefix(admin.StatusPath, "/proxima/v1/")}, feedPaths()...)
+}
+
+// ofUsers marks requests of users of the cluster.
+func ofUsers(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), byCluster{}, true)))
+	})
+}
 
 // close releases what newClusterGlobal opened.
 func (g *clusterGlobal) close() {
@@ -275,5 +296,6 @@ func (g *clusterGlobal) close() {
 	if g.paths != nil {
 		g.paths.close()
 	}
+	g.changes.close()
 	g.records.close()
 }

@@ -55,7 +55,7 @@ func (c *fakeCluster) startGlobal(host string, apiPort, grpcPort int) *globalRep
 	r := &globalReplica{dir: c.t.TempDir(), address: net.JoinHostPort(host, strconv.Itoa(apiPort))}
 	ctx, cancel := context.WithCancel(context.Background())
 	r.g, err = newClusterGlobal(ctx, ControlPlaneConfig{
-		Store: StoreKubernetes, Preset: PresetGlobal, Role: RoleGlobal, Cluster: c.rest, Namespace: access.SystemNamespace,
+		Feed: FeedConfig{Off: true}, Store: StoreKubernetes, Preset: PresetGlobal, Role: RoleGlobal, Cluster: c.rest, Namespace: access.SystemNamespace,
 		DataDir: r.dir, APIAddress: r.address, GRPCPort: grpcPort, ballot: ballot, ZoneTimeout: 2 * time.Second,
 	})
 	if err != nil {

@@ -79,6 +79,8 @@ type clusterPlane struct {
 	pods *clusterPods
 	// registries that are served; nil: none are.
 	registries *clusterRegistries
+	// changes are the change feed; nil: there is none.
+	changes *clusterFeed
 	// complete is closed when the tables are filled.
 	complete chan struct{}
 }
@@ -126,6 +128,9 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 		return nil, err
 	}
 	if err := p.newRegistries(); err != nil {
+		return nil, err
+	}
+	if p.changes, err = openClusterFeed(ctx, cfg, p.storage, p.api, p.fedKinds(), p.log); err != nil {
 		return nil, err
 	}
 	if p.election, err = newLeaseElection(cfg, p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
@@ -195,6 +200,14 @@ func (p *clusterPlane) kinds() []*resource.Descriptor {
 	return all
 }
 
+// fedKinds are those of the change feed: what is followed.
+func (p *clusterPlane) fedKinds() []*resource.Descriptor {
+	if p.cfg.Registries.on() {
+		return append(p.kinds(), registryKinds()...)
+	}
+	return p.kinds()
+}
+
 // servesProxies reports whether Pods have sidecars here.
 func (p *clusterPlane) servesProxies() bool { return p.meshes != nil && p.cfg.XDSPort != 0 }
 
@@ -256,6 +269,7 @@ func (p *clusterPlane) components() []component {
 		p.sidecarComponents(),
 		p.zoneComponents(),
 		p.registries.components(),
+		p.changes.components(),
 		[]component{
 			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
 		},
@@ -282,13 +296,15 @@ func (p *clusterPlane) handle() {
 	if p.zone != nil {
 		handlers, calls = admin.ClusterZoneHandlers, p.zone.link.calls
 	}
-	for path, handler := range handlers(admin.Config{
+	config := admin.Config{
 		ByAddress: seesToPermissions,
 		Role:      string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
-	}) {
+	}
+	p.changes.serve(&config, p.paths.authorizer, accessReviews{p.cfg.Cluster})
+	for path, handler := range handlers(config) {
 		p.paths.mux.Handle(path, handler)
 	}
 	log := p.log.With("component", "certificates")
@@ -366,6 +382,7 @@ func (p *clusterPlane) close() {
 	if p.paths != nil {
 		p.paths.close()
 	}
+	p.changes.close()
 	p.meshes.close()
 	p.registries.close()
 }

@@ -213,10 +213,14 @@ func (c *fakeCluster) startReplicaOf(name string, cfg ControlPlaneConfig) *repli
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	r := &replica{t: c.t, dir: c.t.TempDir()}
+	if cfg.DataDir == "" {
+		cfg.DataDir = c.t.TempDir()
+	}
+	cfg.Feed.Off = cfg.Feed.Copies == 0
+	r := &replica{t: c.t, dir: cfg.DataDir}
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg.Store, cfg.Cluster, cfg.Namespace, cfg.AgentServiceAccount = StoreKubernetes, c.rest, access.SystemNamespace, "proxima-agent"
-	cfg.DataDir, cfg.APIAddress, cfg.GRPCPort = r.dir, "127.0.0.1:0", port
+	cfg.APIAddress, cfg.GRPCPort = "127.0.0.1:0", port
 	cfg.DefaultTopologyMode, cfg.reviewer, cfg.ballot = topology.Adaptive, reviews{}, ballot
 	r.p, err = newClusterPlane(ctx, cfg)
 	if err != nil {

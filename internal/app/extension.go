@@ -94,7 +94,7 @@ func aggregatedPaths() []string {
 	} {
 		out = append(out, strings.TrimPrefix(path, "/proxima/v1/"))
 	}
-	return out
+	return append(out, feedPaths()...)
 }
 
 // components of the extension.
@@ -116,6 +116,7 @@ func (x *clusterExtension) components() []component {
 // certificate is for the node of an agent's pod alone.
 func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
 	return onlyPaths(aggregatedPaths(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = r.WithContext(context.WithValue(r.Context(), byCluster{}, true))
 		if r.URL.Path != identity.CertificatesPath {
 			next.ServeHTTP(w, r)
 			return
@@ -126,7 +127,7 @@ func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
 			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(request.WithUser(context.WithValue(r.Context(), byCluster{}, true), &user.DefaultInfo{
+		next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{
 			Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated),
 		})))
 	}))

@@ -34,6 +34,8 @@ type FeedConfig struct {
 	Offload          string
 	OffloadAfter     time.Duration
 	OffloadRetention time.Duration
+
+	lag time.Duration // tests; 0: replicaLag
 }
 
 // feedPrefix is that of the keys of objects.
@@ -42,21 +44,18 @@ const feedPrefix = "/registry/"
 // unfed are the folders of objects that tell that somebody is alive, or what happened; they change without a change of state.
 var unfed = []string{"/registry/leases/", "/registry/coordination.k8s.io/leases/", "/registry/events/", "/registry/events.k8s.io/events/"}
 
-// openFeed opens the change feed of a store; nil: there is none.
-func openFeed(ctx context.Context, cfg ControlPlaneConfig, s *storage, actors *feed.Actors) (*feed.Feed, error) {
-	if cfg.Feed.Off || cfg.Store == "memory" {
-		return nil, nil //nolint:nilnil // see above
+// roots are the directories for segments.
+func (c *FeedConfig) roots(dataDir string) []string {
+	if len(c.Roots) == 0 {
+		return []string{filepath.Join(dataDir, "feed")}
 	}
-	roots := cfg.Feed.Roots
-	if len(roots) == 0 {
-		roots = []string{filepath.Join(cfg.DataDir, "feed")}
-	}
-	offloader, err := openOffload(cfg.Feed.Offload, cfg.DataDir, s.log)
-	if err != nil {
-		return nil, err
-	}
+	return c.Roots
+}
+
+// openFeed opens the change feed of a store. actors tells who makes changes; nil: it is not known. offloader as in feed.Config.
+func openFeed(ctx context.Context, cfg ControlPlaneConfig, s *storage, of store.Store, offloader *offload.Offloader, actors *feed.Actors) (*feed.Feed, error) {
 	return feed.Open(ctx, feed.Config{
-		Store: s.store, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, ResourceOf: resourceOf(), Roots: roots, Copies: cfg.Feed.Copies,
+		Store: of, Prefix: feedPrefix, Skip: skipFromFeed, Actors: actors, ResourceOf: resourceOf(), Roots: cfg.Feed.roots(cfg.DataDir), Copies: cfg.Feed.Copies,
 		Retention: cfg.Feed.Retention, MaxAge: cfg.Feed.MaxAge,
 		Offload: offloader, OffloadAfter: cfg.Feed.OffloadAfter, OffloadRetention: cfg.Feed.OffloadRetention,
 		Logger: s.log.With("component", "feed"), Metrics: s.metrics,

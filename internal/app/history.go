@@ -17,36 +17,57 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// historyOf objects, from the change feed; nil: there is none.
-func (a *api) historyOf(s *storage) (*history.Reader, error) {
-	if s.feed == nil {
-		return nil, nil //nolint:nilnil // see above
-	}
-	stored, err := a.server.Stored()
-	if err != nil {
-		return nil, err
-	}
-	sealed := sealedGroups()
-	return history.New(history.Config{
-		Feed: s.feed, Objects: stored,
-		Sealed: func(k *resource.Descriptor) bool { return slices.Contains(sealed, k.GroupResource()) },
-		Kept: func(k *resource.Descriptor) bool {
-			prefix := stored.Prefix(k, resource.Key{})
-			return prefix != "" && !skipFromFeed(prefix)
-		},
-	}), nil
+// fedObjects are the objects of a change feed, and where what its readers remember is kept.
+type fedObjects struct {
+	objects feedObjects
+	kept    func(*resource.Descriptor) bool
+	records feedRecords
+	// memory is a directory for what is remembered of files.
+	memory string
 }
 
-// sinksOf the change feed; nil: there is none.
-func (a *api) sinksOf(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*sink.Sinks, error) {
-	if a.history == nil {
-		return nil, nil //nolint:nilnil // see above
+// feedObjects tells what keys and values of a feed stand for, and makes values anew.
+type feedObjects interface {
+	history.Objects
+	redact.Objects
+}
+
+// openFeedReaders makes history, sinks and redactions of the feed of s, if it has one.
+func (a *api) openFeedReaders(cfg ControlPlaneConfig, s *storage, of fedObjects, log *slog.Logger) (err error) {
+	if s.feed == nil {
+		return nil
 	}
-	return sink.New(sink.Config{
-		History: a.history, Cursors: s.cursors, Records: feedRecords{sealed.NewRecords(s.store, s.keys)},
-		Source: fmt.Sprintf("//proxima/%s/%s", cfg.role(), cfg.site()), Known: a.knownToFeed, Logger: log.With("component", "sinks"), Metrics: s.metrics,
-		Kinds: map[string]sink.Kind{pulsarsink.Name: pulsarsink.New(pulsarsink.Config{Objects: a.history.Objects, Epoch: s.store.Epoch(), Topic: cfg.topic()})},
+	sealed := sealedGroups()
+	a.history = history.New(history.Config{
+		Feed: s.feed, Objects: of.objects, Kept: of.kept,
+		Sealed: func(k *resource.Descriptor) bool { return slices.Contains(sealed, k.GroupResource()) },
 	})
+	a.sinks, err = sink.New(sink.Config{
+		History: a.history, Cursors: s.cursors, Records: of.records,
+		Source: fmt.Sprintf("//proxima/%s/%s", cfg.role(), cfg.site()), Known: a.knownToFeed, Logger: log.With("component", "sinks"), Metrics: s.metrics,
+		Kinds: map[string]sink.Kind{pulsarsink.Name: pulsarsink.New(pulsarsink.Config{Objects: of.objects, Epoch: s.feed.Epoch(), Topic: cfg.topic()})},
+	})
+	if err != nil {
+		return err
+	}
+	a.redactions, err = redact.New(redact.Config{
+		Feed: s.feed, Store: s.feed.Store(), Objects: of.objects, Records: of.records, Kind: a.fedKind,
+		Memory: filepath.Join(of.memory, "feed-redactions.json"), Logger: log.With("component", "redactions"), Metrics: s.metrics,
+	})
+	return err
+}
+
+// fedObjects of a store that the API writes.
+func (a *api) fedObjects(s *storage) (of fedObjects, err error) {
+	stored, err := a.server.Stored()
+	if err != nil {
+		return of, err
+	}
+	kept := func(k *resource.Descriptor) bool {
+		prefix := stored.Prefix(k, resource.Key{})
+		return prefix != "" && !skipFromFeed(prefix)
+	}
+	return fedObjects{objects: stored, kept: kept, records: feedRecords{sealed.NewRecords(s.store, s.keys)}, memory: s.dataDir}, nil
 }
 
 // topic of Pulsar that the feed is published to if no other is named: one per zone.
@@ -60,21 +81,6 @@ func (c *ControlPlaneConfig) topic() string {
 // knownToFeed reports whether the feed has a resource, which is named as in "dataplanes.mesh.proxima.dev".
 func (a *api) knownToFeed(name string) bool {
 	return slices.ContainsFunc(kind.All(), func(d *resource.Descriptor) bool { return d.GroupResource().String() == name && a.history.Kept(d) })
-}
-
-// redactionsOf the change feed; nil: there is none.
-func (a *api) redactionsOf(s *storage, log *slog.Logger) (*redact.Redactions, error) {
-	if a.history == nil {
-		return nil, nil //nolint:nilnil // see above
-	}
-	stored, err := a.server.Stored()
-	if err != nil {
-		return nil, err
-	}
-	return redact.New(redact.Config{
-		Feed: s.feed, Store: s.store, Objects: stored, Records: feedRecords{sealed.NewRecords(s.store, s.keys)}, Kind: a.fedKind,
-		Memory: filepath.Join(s.dataDir, "feed-redactions.json"), Logger: log.With("component", "redactions"), Metrics: s.metrics,
-	})
 }
 
 // fedKind is the kind of a resource, if the feed has it.

@@ -77,6 +77,8 @@ type plannerOnly struct {
 	demand  *demand.Aggregator
 	planner *topology.Controller
 	api     *ownPaths
+	// changes are the change feed; nil: there is none.
+	changes *clusterFeed
 	// complete is closed when the tables are filled.
 	complete chan struct{}
 }
@@ -87,6 +89,7 @@ func runPlannerOnly(ctx context.Context, cfg ControlPlaneConfig, ready func(Serv
 		return err
 	}
 	defer p.api.close()
+	defer p.changes.close()
 	return run(ctx, unopposed{}, append(p.components(), announce(ready, Serving{API: "https://" + reachable(p.api.listener.Addr())})))
 }
 
@@ -122,6 +125,9 @@ func newPlannerOnly(ctx context.Context, cfg ControlPlaneConfig) (*plannerOnly, 
 	if p.api, err = newOwnPaths(cfg, p.storage, p.catalog.Synced, p.log); err != nil {
 		return nil, err
 	}
+	if p.changes, err = openClusterFeed(ctx, cfg, p.storage, &api{}, clusterKinds(), p.log); err != nil {
+		return nil, err
+	}
 	p.handle()
 	return p, nil
 }
@@ -152,14 +158,14 @@ func (p *plannerOnly) clients(cfg *rest.Config) (resource.Client, error) {
 }
 
 func (p *plannerOnly) components() []component {
-	return []component{
+	return append([]component{
 		{Name: "API", Run: p.api.run},
 		{Name: "catalog", Run: p.catalog.Run},
 		{Name: "demand", Run: p.demand.Run},
 		{Name: "planner", Run: p.planner.Run},
 		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) }},
 		{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
-	}
+	}, p.changes.components()...)
 }
 
 // awaitTables leaves a kubeconfig at once, as status says what the tables wait for.
@@ -178,14 +184,16 @@ func (p *plannerOnly) awaitTables(ctx context.Context) error {
 
 // handle adds the questions that are answered.
 func (p *plannerOnly) handle() {
-	for path, handler := range admin.PlannerHandlers(admin.Config{
+	config := admin.Config{
 		ByAddress: seesToPermissions,
 		Role:      string(RoleStandalone), Preset: string(PresetPlannerOnly), Site: string(locality.Local),
 		StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: p.catalog, Planner: p.planner, Demand: p.demand,
 		Streams: nobody{}, Refused: &version.Refusals{}, Suspicion: nobody{}, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Logger: p.log,
-	}) {
+	}
+	p.changes.serve(&config, p.api.authorizer, accessReviews{p.cfg.Cluster})
+	for path, handler := range admin.PlannerHandlers(config) {
 		p.api.mux.Handle(path, handler)
 	}
 }

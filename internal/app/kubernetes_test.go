@@ -107,7 +107,7 @@ func (o *beside) start(ready bool) {
 	began, serving, done := time.Now(), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- RunControlPlane(ctx, ControlPlaneConfig{
-			Store: StoreKubernetes, Preset: PresetPlannerOnly, Cluster: o.rest, DataDir: o.dir, APIAddress: "127.0.0.1:0",
+			Feed: FeedConfig{Off: true}, Store: StoreKubernetes, Preset: PresetPlannerOnly, Cluster: o.rest, DataDir: o.dir, APIAddress: "127.0.0.1:0",
 			DefaultTopologyMode: topology.Adaptive,
 		}, func(Serving) { close(serving) })
 	}()

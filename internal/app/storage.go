@@ -95,10 +95,14 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
-	if s.feed, err = openFeed(ctx, cfg, s, actors); err != nil {
-		return nil, err
-	}
-	if s.feed != nil {
+	if !cfg.Feed.Off && cfg.Store != "memory" {
+		offloader, err := openOffload(cfg.Feed.Offload, cfg.DataDir, s.log)
+		if err != nil {
+			return nil, err
+		}
+		if s.feed, err = openFeed(ctx, cfg, s, s.store, offloader, actors); err != nil {
+			return nil, err
+		}
 		s.cursors, err = cursor.New(ctx, cursor.Config{Store: s.store, Feed: s.feed, Logger: s.log.With("component", "feed")})
 		if err != nil {
 			return nil, err

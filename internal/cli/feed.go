@@ -29,7 +29,7 @@ type feedFlags struct {
 const minFeedRetention = 16 << 20
 
 func (x *feedFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&x.mode, "feed", "on", "keep committed changes for \"proxima history\", \"get --at\" and those who follow: on or off. There is none with --store memory")
+	f.StringVar(&x.mode, "feed", "", "keep committed changes for \"proxima history\", \"get --at\" and those who follow: on or off (default: on; off with --store kubernetes, where it is a second watch of all that the control plane follows). There is none with --store memory")
 	f.StringSliceVar(&x.roots, "feed-root", nil, "directories for the change feed, best on different disks; one that is added later is used at once (default: \"feed\" in the data directory)")
 	f.IntVar(&x.copies, "feed-copies", 2, "copies of each change in the feed, on different roots, as there are")
 	f.StringVar(&x.retention, "feed-retention", "1Gi", "how many bytes of changes are kept, counted once for all copies")
@@ -39,9 +39,10 @@ func (x *feedFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&x.offloadRetention, "feed-offload-retention", 0, "how long changes are kept at --feed-offload; 0: for ever")
 }
 
-func (x *feedFlags) config() (app.FeedConfig, error) {
-	out := app.FeedConfig{Off: x.mode == "off", Copies: x.copies, Retention: feed.DefaultRetention, MaxAge: x.maxAge}
-	if x.mode != "on" && x.mode != "off" {
+// config of a control plane on a store, as --store names it.
+func (x *feedFlags) config(on string) (app.FeedConfig, error) {
+	out := app.FeedConfig{Off: x.mode == "off" || x.mode == "" && on == app.StoreKubernetes, Copies: x.copies, Retention: feed.DefaultRetention, MaxAge: x.maxAge}
+	if x.mode != "" && x.mode != "on" && x.mode != "off" {
 		return out, usagef("--feed %q: on or off", x.mode)
 	}
 	if x.copies < 1 || x.copies > 8 {

@@ -132,7 +132,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if err != nil {
 		return cfg, err
 	}
-	feed, err := p.feed.config()
+	feed, err := p.feed.config(store)
 	if err != nil {
 		return cfg, err
 	}

@@ -347,6 +347,9 @@ func (f *Feed) Release(name string) {
 	delete(f.holds, name)
 }
 
+// Store that the feed follows.
+func (f *Feed) Store() store.Store { return f.cfg.Store }
+
 // Epoch of the store that positions are revisions of.
 func (f *Feed) Epoch() string { return f.cfg.Store.Epoch() }
 

@@ -141,6 +141,9 @@ func FeedProblems(f *admin.FeedStatus) []string {
 			out = append(out, fmt.Sprintf("root %s of the change feed takes no segments: %s", r.Dir, r.Problem))
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.UnfollowedKinds)) {
+		out = append(out, fmt.Sprintf("%s of the cluster are not followed by the change feed now: %s", name, f.UnfollowedKinds[name]))
+	}
 	for _, name := range slices.Sorted(maps.Keys(f.SinkProblems)) {
 		out = append(out, fmt.Sprintf("sink %s of the change feed does not deliver, and is tried again: %s", name, f.SinkProblems[name]))
 	}

@@ -21,6 +21,7 @@ import (
 // heldFeed is a feed that notes what it is asked to keep.
 type heldFeed struct {
 	mu    sync.Mutex
+	epoch string
 	first seglog.Position
 	holds map[string]seglog.Position
 }
@@ -39,6 +40,8 @@ func (f *heldFeed) Release(name string) {
 
 func (f *heldFeed) First() seglog.Position { return f.first }
 
+func (f *heldFeed) Epoch() string { return f.epoch }
+
 func (f *heldFeed) held(name string) (seglog.Position, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,7 +52,7 @@ func (f *heldFeed) held(name string) (seglog.Position, bool) {
 // instance is a control plane on a store.
 func instance(t *testing.T, s store.Store) (*Cursors, *heldFeed) {
 	t.Helper()
-	f := &heldFeed{holds: map[string]seglog.Position{}}
+	f := &heldFeed{epoch: s.Epoch(), holds: map[string]seglog.Position{}}
 	c, err := New(t.Context(), Config{Store: s, Feed: f})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +123,7 @@ func TestBounds(t *testing.T) {
 	s := memory.New(memory.Options{})
 	defer s.Close()
 	ctx := t.Context()
-	all, err := New(ctx, Config{Store: s, Feed: &heldFeed{holds: map[string]seglog.Position{}}, Max: 2})
+	all, err := New(ctx, Config{Store: s, Feed: &heldFeed{epoch: s.Epoch(), holds: map[string]seglog.Position{}}, Max: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,8 @@ type Feed interface {
 	Release(name string)
 	// First is the position after which the feed is complete.
 	First() seglog.Position
+	// Epoch of the history that positions are of.
+	Epoch() string
 }
 
 // Config of Cursors. Store and Feed are required.
@@ -34,7 +36,13 @@ type Config struct {
 	Store store.Store
 	Feed  Feed
 	// Max is how many cursors there are at most; 0: DefaultMaxCursors.
-	Max    int64
+	Max int64
+	// WriteEvery is the interval of writes of a cursor; 0: one second.
+	WriteEvery time.Duration
+	// Through returns a time up to which somebody who is at a position knows all changes: State.Through. Nil: it is not kept.
+	Through func(seglog.Position) time.Time
+	// Elsewhere is where a cursor goes on here whose positions are of another history; 0: at the beginning. Nil: it does so always.
+	Elsewhere func(*State) seglog.Position
 	Now    func() time.Time // nil: time.Now
 	Logger *slog.Logger     // nil: discard
 }
@@ -52,7 +60,7 @@ type Cursors struct {
 
 // New reads the cursors of the store, and has the feed keep what they need.
 func New(ctx context.Context, cfg Config) (*Cursors, error) {
-	cfg.Max = cmp.Or(cfg.Max, DefaultMaxCursors)
+	cfg.Max, cfg.WriteEvery = cmp.Or(cfg.Max, DefaultMaxCursors), cmp.Or(cfg.WriteEvery, writeEvery)
 	c := &Cursors{cfg: cfg, now: cfg.Now, log: cfg.Logger, open: map[string]*Cursor{}, held: map[string]bool{}}
 	if c.now == nil {
 		c.now = time.Now
@@ -89,7 +97,7 @@ func (c *Cursors) Run(ctx context.Context) error {
 
 // write what is acknowledged, once in a while.
 func (c *Cursors) write(ctx context.Context) {
-	tick := time.NewTicker(writeEvery)
+	tick := time.NewTicker(c.cfg.WriteEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -182,7 +190,7 @@ func (c *Cursors) seen(key string, value []byte, at store.Revision) {
 func (c *Cursors) keep(name string, now *State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now != nil && now.Epoch == c.cfg.Store.Epoch() {
+	if now != nil && now.Epoch == c.cfg.Feed.Epoch() {
 		c.held[name] = true
 		c.cfg.Feed.Hold(holdName(name), now.Mark)
 		return
@@ -234,7 +242,7 @@ func (c *Cursors) read(ctx context.Context, name string) (*State, store.Revision
 // Expired returns an *seglog.ExpiredError if changes after the mark of a cursor are gone, or if its positions are of another store's
 // history; else nil. What a subscriber has then missed is in the live state of the store alone.
 func (c *Cursors) Expired(s *State) error {
-	if first := c.cfg.Feed.First(); s.Mark < first || s.Epoch != c.cfg.Store.Epoch() {
+	if first := c.cfg.Feed.First(); s.Mark < first || s.Epoch != c.cfg.Feed.Epoch() {
 		return &seglog.ExpiredError{First: first}
 	}
 	return nil
@@ -253,7 +261,7 @@ func (c *Cursors) Create(ctx context.Context, name string, t Type, at seglog.Pos
 		return State{}, fmt.Errorf("there are %d cursors, as many as there may be: delete those that nobody needs", n)
 	}
 	now := c.now().UTC()
-	s := &State{Name: name, Type: t, Mark: at, Epoch: c.cfg.Store.Epoch(), Created: now, Active: now, Properties: properties}
+	s := &State{Name: name, Type: t, Mark: at, Epoch: c.cfg.Feed.Epoch(), Created: now, Active: now, Properties: properties}
 	_, err = c.put(ctx, s, 0)
 	if conflict(err) {
 		return State{}, fmt.Errorf("%q: %w", name, ErrExists)
@@ -313,7 +321,7 @@ func (c *Cursors) Seek(ctx context.Context, name string, to seglog.Position) (St
 }
 
 func (c *Cursors) move(s *State, to seglog.Position) {
-	s.Mark, s.Acked, s.Epoch, s.Active = to, nil, c.cfg.Store.Epoch(), c.now().UTC()
+	s.Mark, s.Acked, s.Epoch, s.Active = to, nil, c.cfg.Feed.Epoch(), c.now().UTC()
 	s.Moves++
 }
 
@@ -324,7 +332,7 @@ func (c *Cursors) Open(ctx context.Context, name string) (*Cursor, error) {
 }
 
 // OpenExpired is Open for who can go on from the live state of the store: an expired cursor is no error, and one with positions of
-// another history is set to the beginning.
+// another history is set to the beginning, or to where Config.Elsewhere says.
 func (c *Cursors) OpenExpired(ctx context.Context, name string) (*Cursor, error) {
 	return c.opened(ctx, name, true)
 }
@@ -345,8 +353,12 @@ func (c *Cursors) opened(ctx context.Context, name string, expired bool) (*Curso
 	case err != nil:
 	case !expired:
 		err = c.Expired(s)
-	case s.Epoch != c.cfg.Store.Epoch():
-		c.move(s, 0)
+	case s.Epoch != c.cfg.Feed.Epoch():
+		to := seglog.Position(0)
+		if c.cfg.Elsewhere != nil {
+			to = c.cfg.Elsewhere(s)
+		}
+		c.move(s, to)
 	}
 	if err != nil {
 		c.forget(cur)
@@ -372,6 +384,9 @@ func (c *Cursors) put(ctx context.Context, s *State, modified store.Revision) (s
 	row := *s
 	if len(row.Acked) > maxStored {
 		row.Acked = row.Acked[:maxStored]
+	}
+	if c.cfg.Through != nil {
+		row.Through = c.cfg.Through(row.Mark).UTC()
 	}
 	value, err := json.Marshal(&row)
 	if err != nil {

@@ -61,6 +61,8 @@ type State struct {
 	Acked []Range `json:"acked,omitempty"`
 	// Epoch of the store that positions are revisions of.
 	Epoch string `json:"epoch"`
+	// Through is a time up to which all changes are acknowledged, whatever the history; zero: it is not known.
+	Through time.Time `json:"through,omitzero"`
 	// Moves counts the seeks: acknowledgements from before one do not count after it.
 	Moves int64 `json:"moves,omitempty"`
 	// Created is when it was made, Active when it was opened, sought or acknowledged something last.

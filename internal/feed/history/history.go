@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,6 +79,8 @@ type Change struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
+	// ResourceVersion of the object after the change, if that is not the position: in a Kubernetes cluster.
+	ResourceVersion string `json:"resourceVersion,omitempty"`
 	// User who made the change; absent: it is not known. Manager is the field manager, where the change tells one.
 	User    string `json:"user,omitempty"`
 	Manager string `json:"manager,omitempty"`
@@ -329,6 +332,9 @@ func (r *Reader) describe(c *Change, kind *resource.Descriptor, before, after re
 		return nil
 	}
 	c.UID, c.Registry = string(now.GetUID()), registrationOf(now)
+	if v := now.GetResourceVersion(); after != nil && v != strconv.FormatInt(int64(c.Position), 10) {
+		c.ResourceVersion = v
+	}
 	if full {
 		if sealed {
 			withoutSecrets(object)
