@@ -103,6 +103,7 @@ var layers = map[string]layer{
 	"internal/cluster":                  core,
 	"internal/feed":                     core,
 	"internal/feed/cursor":              core,
+	"internal/feed/mirror":              core,
 	"internal/feed/history":             core,
 	"internal/feed/redact":              core,
 	"internal/feed/seglog":              core,

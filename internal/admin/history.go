@@ -106,8 +106,8 @@ func withFeed(c Config, to map[string]http.Handler) map[string]http.Handler {
 }
 
 // errNoFeed is the answer where there is no change feed.
-var errNoFeed = errors.New("this control plane keeps no change feed: it was started with --feed off, with --store memory, or with --store kubernetes and without --feed on; " +
-	"start it with --feed on, and changes are kept from then on (not with --store memory)")
+var errNoFeed = errors.New("this control plane keeps no change feed: it was started with --feed off, with --store memory, or with --store kubernetes without --feed on; " +
+	"start it with --feed on (and a store on disk), and changes are kept from then on")
 
 type feedHandler struct {
 	Config

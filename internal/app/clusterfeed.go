@@ -22,7 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/backoff"
-		"github.com/proxima-mesh/proxima/internal/feed/cursor"
+	"github.com/proxima-mesh/proxima/internal/feed/cursor"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/feed/mirror"
 	"github.com/proxima-mesh/proxima/internal/feed/offload"
@@ -142,7 +142,9 @@ func (f *clusterFeed) openReaders(ctx context.Context, cfg ControlPlaneConfig) (
 	return f.api.openFeedReaders(cfg, f.storage, of, f.log)
 }
 
-func (f *clusterFeed) kept(d *resource.Descriptor) bool { return f.objects.Prefix(d, resource.Key{}) != "" }
+func (f *clusterFeed) kept(d *resource.Descriptor) bool {
+	return f.objects.Prefix(d, resource.Key{}) != ""
+}
 
 // openMirror opens the copy. One that is damaged is put aside: the cluster has what it had. A new one goes on above the positions that
 // segments have already.

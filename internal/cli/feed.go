@@ -2,6 +2,7 @@ package cli
 
 import (
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -29,7 +30,7 @@ type feedFlags struct {
 const minFeedRetention = 16 << 20
 
 func (x *feedFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&x.mode, "feed", "", "keep committed changes for \"proxima history\", \"get --at\" and those who follow: on or off (default: on; off with --store kubernetes, where it is a second watch of all that the control plane follows). There is none with --store memory")
+	f.StringVar(&x.mode, "feed", "auto", "keep committed changes for \"proxima history\", \"get --at\" and those who follow: on, off, or auto, which is on but with --store kubernetes, where it takes a second watch of all that the control plane follows. There is none with --store memory")
 	f.StringSliceVar(&x.roots, "feed-root", nil, "directories for the change feed, best on different disks; one that is added later is used at once (default: \"feed\" in the data directory)")
 	f.IntVar(&x.copies, "feed-copies", 2, "copies of each change in the feed, on different roots, as there are")
 	f.StringVar(&x.retention, "feed-retention", "1Gi", "how many bytes of changes are kept, counted once for all copies")
@@ -41,9 +42,9 @@ func (x *feedFlags) add(f *pflag.FlagSet) {
 
 // config of a control plane on a store, as --store names it.
 func (x *feedFlags) config(on string) (app.FeedConfig, error) {
-	out := app.FeedConfig{Off: x.mode == "off" || x.mode == "" && on == app.StoreKubernetes, Copies: x.copies, Retention: feed.DefaultRetention, MaxAge: x.maxAge}
-	if x.mode != "" && x.mode != "on" && x.mode != "off" {
-		return out, usagef("--feed %q: on or off", x.mode)
+	out := app.FeedConfig{Off: x.mode == "off" || x.mode == "auto" && on == app.StoreKubernetes, Copies: x.copies, Retention: feed.DefaultRetention, MaxAge: x.maxAge}
+	if !slices.Contains([]string{"on", "off", "auto"}, x.mode) {
+		return out, usagef("--feed %q: on, off or auto", x.mode)
 	}
 	if x.copies < 1 || x.copies > 8 {
 		return out, usagef("--feed-copies %d: 1 to 8", x.copies)

@@ -43,8 +43,8 @@ type Config struct {
 	Through func(seglog.Position) time.Time
 	// Elsewhere is where a cursor goes on here whose positions are of another history; 0: at the beginning. Nil: it does so always.
 	Elsewhere func(*State) seglog.Position
-	Now    func() time.Time // nil: time.Now
-	Logger *slog.Logger     // nil: discard
+	Now       func() time.Time // nil: time.Now
+	Logger    *slog.Logger     // nil: discard
 }
 
 // Cursors are those of a store. Make them with New. Safe for concurrent use.

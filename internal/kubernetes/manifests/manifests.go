@@ -71,7 +71,7 @@ func Render(o Options) ([]Object, error) {
 // order in which kinds can be created: what others refer to comes first.
 var order = []string{
 	"Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
-	"Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "DaemonSet", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService",
+	"Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet", "DaemonSet", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService",
 }
 
 func rank(kind string) int {
@@ -123,9 +123,9 @@ func Join(all []Object) string {
 func Removal(definitions bool) ([]Object, error) {
 	seen := map[string]bool{}
 	var all []Object
-	for _, preset := range Presets() {
+	for i, preset := range append(Presets(), Presets()...) {
 		objects, err := Render(Options{Preset: preset, Set: []string{
-			"createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true", "networkPolicy.enabled=true", fmt.Sprintf("sidecar.enabled=%t", preset == "kube-proxy-replacement" || preset == "zone"),
+			"feed.enabled=true", fmt.Sprintf("feed.persistence.enabled=%t", i >= len(Presets())), "createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true", "networkPolicy.enabled=true", fmt.Sprintf("sidecar.enabled=%t", preset == "kube-proxy-replacement" || preset == "zone"),
 		}})
 		if err != nil {
 			return nil, err

@@ -531,3 +531,37 @@ func TestNetworkPolicy(t *testing.T) {
 		}
 	}
 }
+
+// TestFeedVolumes: with volumes for the change feed the control plane is a StatefulSet, each of whose replicas has a claim and a folder of its own
+// where segments are offloaded; without, its arguments alone say that there is a feed.
+func TestFeedVolumes(t *testing.T) {
+	plain := render(t, "kube-proxy-replacement", "apiServer=https://a", "feed.enabled=true")
+	args := object[appsv1.Deployment](t, plain, "Deployment", "proxima").Spec.Template.Spec.Containers[0].Args
+	if !slices.Contains(args, "--feed=on") || !slices.Contains(args, "--feed-retention=1Gi") {
+		t.Errorf("arguments: %q", args)
+	}
+	all := render(t, "kube-proxy-replacement", "apiServer=https://a", "feed.enabled=true", "feed.persistence.enabled=true", "feed.persistence.storageClass=fast", "feed.offload=s3://b/p")
+	s := object[appsv1.StatefulSet](t, all, "StatefulSet", "proxima")
+	claims, pod := s.Spec.VolumeClaimTemplates, s.Spec.Template.Spec
+	if len(claims) != 1 || claims[0].Spec.Resources.Requests.Storage().String() != "4Gi" || *claims[0].Spec.StorageClassName != "fast" {
+		t.Errorf("claims: %+v", claims)
+	}
+	c := pod.Containers[0]
+	mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.Name == claims[0].Name && m.MountPath == "/var/lib/proxima/feed"
+	})
+	named := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "POD_NAME" })
+	if !mounted || !named || !slices.Contains(c.Args, "--feed-offload=s3://b/p/$(POD_NAME)") {
+		t.Errorf("mounts %+v, environment %+v, arguments %q", c.VolumeMounts, c.Env, c.Args)
+	}
+	for _, o := range all {
+		if o.Kind == "Deployment" && o.Name == "proxima" {
+			t.Error("there is a Deployment, too")
+		}
+	}
+	for _, set := range []string{"feed.offload=s3://b/p", "feed.persistence.enabled=true"} {
+		if _, err := manifests.Render(manifests.Options{Preset: "planner-only", Set: []string{set}}); err == nil {
+			t.Errorf("%s alone is taken", set)
+		}
+	}
+}

@@ -53,6 +53,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "sidecar.enabled: they are added by a webhook: --set webhook.enabled=true" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.feed.offload (not .Values.feed.persistence.enabled) -}}
+{{- fail "feed.offload: it goes with volumes that outlive pods: --set feed.persistence.enabled=true" -}}
+{{- end -}}
+{{- if and .Values.feed.persistence.enabled (not .Values.feed.enabled) -}}
+{{- fail "feed.persistence.enabled: the feed is off: --set feed.enabled=true" -}}
+{{- end -}}
 {{- if .Values.registries.enabled -}}
 {{- if not $preset.agent -}}
 {{- fail (printf "registries.enabled: preset %s serves no clients of registries: --set preset=kube-proxy-replacement, or zone" .Values.preset) -}}
