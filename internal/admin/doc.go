@@ -37,7 +37,7 @@ import (
 )
 
 // Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
-// RegistryTroubles, History, UnfollowedKinds, Sinks, Redactions and Pulsar,
+// RegistryTroubles, History, UnfollowedKinds, AnyInstance, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -97,6 +97,9 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// UnfollowedKinds are the kinds that the change feed cannot follow now, with the reasons: in a Kubernetes cluster; nil: it follows all.
 	UnfollowedKinds func() map[string]string
+	// AnyInstance reports whether the next request of the same client may come to another instance, whose feed has positions of its own. It
+	// must give moments as times then. Nil: positions are the same everywhere.
+	AnyInstance func(context.Context) bool
 	// Sinks of the change feed; nil: there is none.
 	Sinks FeedSinks
 	// Redactions of the change feed; nil: there is none.

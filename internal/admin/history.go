@@ -231,6 +231,9 @@ func (c *Config) momentOf(ctx context.Context, field, text string) (seglog.Posit
 	if err != nil {
 		return 0, &badQuery{fmt.Errorf("%s: %w", field, err)}
 	}
+	if m.Position != 0 && c.AnyInstance != nil && c.AnyInstance(ctx) {
+		return 0, &badQuery{fmt.Errorf("%s %s: a position is of one replica of the control plane, and the API server asks any of them: give a time, as in 2h", field, text)}
+	}
 	at, err := c.History.At(ctx, m)
 	if err != nil {
 		return 0, fmt.Errorf("%s %s: %w", field, text, err)

@@ -35,6 +35,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 	secretstore "github.com/proxima-mesh/proxima/internal/store/secret"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
 const (
@@ -153,7 +154,7 @@ func openMirror(ctx context.Context, roots []string, tier *offload.Offloader, lo
 	if err := os.MkdirAll(roots[0], 0o700); err != nil {
 		return nil, fmt.Errorf("--feed-root: %w", err)
 	}
-	opts := sqlite.Options{Logger: log}
+	opts := sqlite.Options{Logger: log, Recent: watch.Limits{Events: 4096, Bytes: 16 << 20}} // the feed is not behind for long
 	s, err := sqlite.Open(ctx, path, opts)
 	if errors.Is(err, store.ErrDamaged) {
 		kept, replacing := sqlite.Replace(ctx, path, sqlite.Replacement{Force: true, Logger: log},
@@ -302,7 +303,7 @@ func (f *clusterFeed) serve(c *admin.Config, own authorizer.UnconditionalAuthori
 	}
 	c.History, c.Sinks, c.Redactions = f.api.history, f.api.adminSinks(), f.api.adminRedactions()
 	c.Cursors, c.Segments, c.UnfollowedKinds = f.cursors, f.segments(), f.mirror.Texts
-	c.Authorizer = newClusterAccess(own, reviewer)
+	c.Authorizer, c.AnyInstance = newClusterAccess(own, reviewer), fromCluster
 }
 
 func (f *clusterFeed) close() {
@@ -338,10 +339,11 @@ func (*clusterObjects) Table(ctx context.Context, kind *resource.Descriptor, obj
 	return apiserver.Table(ctx, kind, objects)
 }
 
-// feedPaths are those of the feed that the aggregated API has.
+// feedPaths are those of the feed that the aggregated API has. Who follows the feed goes on at a position, which is of one replica; the
+// API server asks any of them.
 func feedPaths() []string {
 	var out []string
-	for _, path := range []string{admin.FeedStatusPath, admin.FeedHistoryPath, admin.FeedStatePath, admin.FeedTailPath} {
+	for _, path := range []string{admin.FeedStatusPath, admin.FeedHistoryPath, admin.FeedStatePath} {
 		out = append(out, strings.TrimPrefix(path, "/proxima/v1/"))
 	}
 	return out
@@ -366,7 +368,7 @@ func newClusterAccess(own authorizer.UnconditionalAuthorizer, reviewer extension
 
 // Authorize implements authorizer.UnconditionalAuthorizer. Who may get all objects of a namespace is not asked for each.
 func (a *clusterAccess) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
-	if by, _ := ctx.Value(byCluster{}).(bool); !by {
+	if !fromCluster(ctx) {
 		return a.own.Authorize(ctx, attrs)
 	}
 	names := []string{""}

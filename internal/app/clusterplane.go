@@ -341,7 +341,7 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 				fmt.Sprintf("there is no Node %q in the cluster, and no gateway", name))
 			return
 		}
-		if _, decided := r.Context().Value(byCluster{}).(bool); ok && p.cfg.AgentsByAggregatedAPI && !decided {
+		if ok && p.cfg.AgentsByAggregatedAPI && !fromCluster(r.Context()) {
 			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden,
 				"agents join and renew at the API server of the cluster alone: run them with --join-by-aggregated-api")
 			return

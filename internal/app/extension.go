@@ -137,6 +137,12 @@ func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
 // cluster, whose roles have decided.
 type byCluster struct{}
 
+// fromCluster reports whether a request came by the API server of the cluster.
+func fromCluster(ctx context.Context) bool {
+	by, _ := ctx.Value(byCluster{}).(bool)
+	return by
+}
+
 // onlyPaths lets requests for paths with these names through.
 func onlyPaths(known []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

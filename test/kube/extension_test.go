@@ -135,7 +135,7 @@ func newExtended(t *testing.T) *extendedRig {
 	if r.client, err = kubernetes.NewForConfig(b.Admin(t)); err != nil {
 		t.Fatal(err)
 	}
-	b.kubectl(b.manifests("kube-proxy-replacement", append(extended, "--set", "createNamespace=true")...), "apply", "--server-side", "-f", "-")
+	b.kubectl(b.manifests("kube-proxy-replacement", append(extended, "--set", "createNamespace=true", "--set", "feed.enabled=true")...), "apply", "--server-side", "-f", "-")
 	b.kubectl("", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 	b.kubectl("", "create", "namespace", "shop")
 	var backends []string
@@ -476,8 +476,49 @@ func (r *extendedRig) aggregated(t *testing.T) {
 			t.Errorf("proxima %v of bob is answered", args)
 		}
 	}
+	r.history(t, alice)
 	r.certificate(t)
 	r.pretends(t)
+}
+
+// history of objects, which alice sees where the roles of the cluster let her list them.
+func (r *extendedRig) history(t *testing.T, alice string) {
+	t.Helper()
+	ask := func(args ...string) (string, error) {
+		return r.run("", testkit.Binary(t), append(args, "--namespace", "shop", "--kubeconfig", alice)...)
+	}
+	if out, err := ask("history", "services"); err == nil || !strings.Contains(err.Error(), "cannot list them in the change feed") {
+		t.Errorf("alice, without a role: %s, %v", out, err)
+	}
+	r.kubectl("", "--namespace", "shop", "create", "rolebinding", "alice", "--clusterrole=view", "--user=alice")
+	r.kubectl("", "--namespace", "shop", "annotate", "service", "web", "example.com/owner=ann")
+	var text string
+	r.until("alice sees who annotated the Service", func() bool {
+		var err error
+		text, err = ask("history", "service", "web")
+		return err == nil && strings.Contains(text, "example.com/owner") && strings.Contains(text, "kubectl-annotate")
+	})
+	if !strings.Contains(text, "create") {
+		t.Errorf("history: %s", text)
+	}
+	if out, err := ask("get", "service", "web", "--at", "0s", "-o", "yaml"); err != nil || !strings.Contains(out, "owner: ann") {
+		t.Errorf("get --at: %s, %v", out, err)
+	}
+	if out, err := ask("get", "service", "web", "--at", "1"); err == nil || !strings.Contains(err.Error(), "give a time") {
+		t.Errorf("get --at 1: %s, %v", out, err)
+	}
+	if out, err := ask("history", "namespaces"); err == nil {
+		t.Errorf("alice sees namespaces: %s", out)
+	}
+	for _, dir := range r.dirs {
+		if out := r.proxima("feed", "status", "--kubeconfig", filepath.Join(dir, "kubeconfig")); !strings.Contains(out, "changes") {
+			t.Errorf("feed status: %s", out)
+		}
+	}
+	r.proxima("feed", "sink", "add", "webhook", "http://127.0.0.1:9/", "--name", "cmdb", "--kubeconfig", filepath.Join(r.dirs[0], "kubeconfig"))
+	r.until("the other replica has the sink, too", func() bool {
+		return strings.Contains(r.proxima("feed", "sink", "list", "--kubeconfig", filepath.Join(r.dirs[1], "kubeconfig")), "cmdb")
+	})
 }
 
 // certificate of a node, for the token of a pod there, by which an agent is known to the API server.
@@ -556,7 +597,7 @@ func (r *extendedRig) pretends(t *testing.T) {
 
 // permissions: what was asked is allowed, and what the extension was granted was used.
 func (r *extendedRig) permissions(t *testing.T) {
-	parts := []string{"webhook", "aggregatedAPI"}
+	parts := []string{"webhook", "aggregatedAPI", "feed"}
 	allowed, plain := granted(t, "kube-proxy-replacement", "proxima", parts...), granted(t, "kube-proxy-replacement", "proxima")
 	asked := r.asked("proxima")
 	for p := range asked {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"sync"
 	"time"
 
@@ -24,6 +23,8 @@ import (
 const (
 	// maxOps of a transaction. More changes that arrive at once are several.
 	maxOps = 256
+	// soon is within which a watch that ended is to begin again.
+	soon = 5 * time.Second
 	// pageSize is how many keys are compared with a list at once.
 	pageSize = 1000
 )
@@ -83,14 +84,16 @@ func New(cfg Config) *Mirror {
 // Listed is closed when every kind was read once, or was refused.
 func (m *Mirror) Listed() <-chan struct{} { return m.listed }
 
-// Problems are why kinds are not followed now, by their names as in "services" or "meshes.mesh.proxima.dev". A store that takes nothing
-// is the problem of all, under the name "".
+// Problems are why kinds are not followed now, by their names as in "services" or "meshes.mesh.proxima.dev". A watch that ends, as each does
+// from time to time, and begins again soon is none. A store that takes nothing is the problem of all, under the name "".
 func (m *Mirror) Problems() map[string]error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := map[string]error{}
 	for name, a := range m.apart {
-		out[name] = a.err
+		if refused(a.err) || m.cfg.Now().Sub(a.since) > soon {
+			out[name] = a.err
+		}
 	}
 	if m.unwritten != nil {
 		out[""] = m.unwritten
@@ -406,7 +409,7 @@ func (w *writer) singly(ctx context.Context) error {
 // Texts of problems, by names of kinds, for status.
 func (m *Mirror) Texts() map[string]string {
 	out := map[string]string{}
-	for name, err := range maps.All(m.Problems()) {
+	for name, err := range m.Problems() {
 		if name == "" {
 			name = "all"
 		}
