@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
@@ -54,6 +56,7 @@ func NewRegistryMirror(c *RegistryMirrorConfig) (*mirror.Mirror, error) {
 		Winner: c.Winner, OldName: c.Old.String(), HereName: c.HereName, Follow: c.Follow, Hold: c.Hold, Loopback: c.Loopback, Logger: c.Logger,
 	}
 	if c.Entries {
+		cfg.Bases = registryBases(c)
 		cfg.OldEntries = registryEntries(c, &c.Old, c.OldTLS, c.Namespaces, false)
 		cfg.HereEntries = registryEntries(c, &c.Here, c.HereTLS, c.here(), true)
 	}
@@ -69,6 +72,22 @@ func NewRegistryMirror(c *RegistryMirrorConfig) (*mirror.Mirror, error) {
 		cfg.Refuse = eureka.Refuse
 	}
 	return mirror.New(cfg), nil
+}
+
+// registryBases are kept in the first of the namespaces that are mirrored. With other registries, or other names of
+// namespaces, what a registry lacks would look as if it were removed: so all of that is in the identity.
+func registryBases(c *RegistryMirrorConfig) mirror.Bases {
+	if c.Client == nil || c.Old.Protocol == registry.Eureka {
+		return nil // it has no configuration
+	}
+	servers := slices.Sorted(slices.Values(c.Old.Servers))
+	identity := fmt.Sprintf("%s %q %q", c.Old.Protocol, servers, c.Old.Path)
+	for _, namespaces := range []registry.Namespaces{c.Namespaces, c.here()} {
+		for _, name := range slices.Sorted(maps.Keys(namespaces)) {
+			identity += fmt.Sprintf(" %q=%q", name, namespaces[name])
+		}
+	}
+	return &mirror.SecretBases{Client: c.Client, Namespace: slices.Min(slices.Collect(maps.Values(c.Namespaces))), Old: c.Old.String(), Identity: identity}
 }
 
 // here are the namespaces that are mirrored, by the names that the control plane has for them.

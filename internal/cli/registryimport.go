@@ -67,7 +67,9 @@ place again when it goes.
 Configuration of Nacos, and what Dubbo stores in ZooKeeper, is the same in both, too:
 what is changed in one is written in the other. Where both have an entry that
 differs, and it is not known which is newer, that of --config-from counts: look at
---dry-run before. Mappings of Dubbo get the applications of both.
+--dry-run before. Mappings of Dubbo get the applications of both. What both have is
+noted in Secrets of the control plane, so what is removed on one side while the
+command does not run is removed on the other when it does.
 
 The command is a client of both registries, and of the API: it runs wherever it
 reaches the three. It writes here by the protocol of the old registry, so the
@@ -197,7 +199,7 @@ func (s *settings) importConfig(ctx context.Context, f *importFlags, log *slog.L
 		return nil, nil, err
 	}
 	cfg.Loopback = isLoopback(cfg.Here) && isLoopback(cfg.Old)
-	if cfg.Client, err = kubeclient.New(rc, []*resource.Descriptor{kind.Dataplane}); err != nil {
+	if cfg.Client, err = kubeclient.New(rc, []*resource.Descriptor{kind.Dataplane, kind.Secret}); err != nil {
 		return nil, nil, err
 	}
 	return cfg, rc, nil
@@ -312,6 +314,12 @@ func (s *settings) importPlan(ctx context.Context, m *mirror.Mirror, rc *rest.Co
 		}
 		if step.Old {
 			to = append(to, "to the old registry")
+		}
+		if step.RemoveHere {
+			to = append(to, "removed here")
+		}
+		if step.RemoveOld {
+			to = append(to, "removed in the old registry")
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", step.Key, cmp.Or(strings.Join(to, ", "), "<none>"), step.Why, cmp.Or(step.Skipped, "<none>"))
 	}

@@ -33,11 +33,13 @@ type entries struct {
 	queue     workqueue.TypedRateLimitingInterface[registry.ConfigKey]
 	ready     chan struct{} // closed when both are read
 	now       func() time.Time
+	saves     Bases         // nil: bases are in memory alone
+	unsaved   chan struct{} // has a value when bases were changed
 
 	mu                sync.Mutex
 	oldSide, hereSide *entrySide
-	// bases are what both had when they were alike last.
-	bases    map[registry.ConfigKey]*Entry
+	// bases are digests of what both had when they were alike last.
+	bases    map[registry.ConfigKey]string
 	writes   map[registry.ConfigKey]*written
 	skipped  map[registry.ConfigKey]string
 	waiting  map[registry.ConfigKey]struct{}
@@ -58,7 +60,10 @@ type written struct {
 type entrySide struct {
 	of     *entries
 	all    map[registry.ConfigKey]*Entry
+	name   string
 	gone   map[registry.ConfigKey]time.Time // removed on this connection
+	missed map[registry.ConfigKey]time.Time // removed before this mirror started, and when it was noticed
+	ill    bool                             // so many that they stay
 	listed bool
 }
 
@@ -66,21 +71,24 @@ func newEntries(c *Config, log *slog.Logger) *entries {
 	e := &entries{
 		old: c.OldEntries, here: c.HereEntries, winner: c.Winner, oneWay: !c.Follow, hold: c.Hold, log: log, now: time.Now, ready: make(chan struct{}),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[registry.ConfigKey](entrySettle, 30*time.Second)),
-		bases: map[registry.ConfigKey]*Entry{}, writes: map[registry.ConfigKey]*written{}, skipped: map[registry.ConfigKey]string{},
+		saves: c.Bases, unsaved: make(chan struct{}, 1), bases: map[registry.ConfigKey]string{}, writes: map[registry.ConfigKey]*written{}, skipped: map[registry.ConfigKey]string{},
 		waiting: map[registry.ConfigKey]struct{}{},
 	}
 	if e.hold == 0 {
 		e.hold = DefaultHold
 	}
-	e.oldSide, e.hereSide = newEntrySide(e), newEntrySide(e)
+	e.oldSide, e.hereSide = newEntrySide(e, c.OldName), newEntrySide(e, c.HereName)
 	return e
 }
 
-func newEntrySide(e *entries) *entrySide {
-	return &entrySide{of: e, all: map[registry.ConfigKey]*Entry{}, gone: map[registry.ConfigKey]time.Time{}}
+func newEntrySide(e *entries, name string) *entrySide {
+	return &entrySide{
+		of: e, name: name, all: map[registry.ConfigKey]*Entry{}, gone: map[registry.ConfigKey]time.Time{}, missed: map[registry.ConfigKey]time.Time{},
+	}
 }
 
-// Listed implements EntrySink. What is missing may have been removed, or lost: it counts as lost.
+// Listed implements EntrySink. What is missing may have been removed, or lost: it counts as lost, but for what was removed before
+// this mirror started.
 func (s *entrySide) Listed(all []*Entry) {
 	e := s.of
 	e.mu.Lock()
@@ -89,10 +97,12 @@ func (s *entrySide) Listed(all []*Entry) {
 	clear(s.gone)
 	for _, entry := range all {
 		s.all[entry.Key] = entry
+		delete(s.missed, entry.Key)
 	}
 	if first := !s.listed; first {
 		s.listed = true
 		if e.oldSide.listed && e.hereSide.listed {
+			e.missing()
 			close(e.ready)
 		}
 	}
@@ -110,6 +120,7 @@ func (s *entrySide) Set(entry *Entry) {
 	defer e.mu.Unlock()
 	s.all[entry.Key] = entry
 	delete(s.gone, entry.Key)
+	delete(s.missed, entry.Key)
 	e.queue.Add(entry.Key)
 }
 
@@ -129,6 +140,11 @@ func (s *entrySide) Removed(key registry.ConfigKey) {
 // absent says why a side has no entry, and for how long that is not to be acted upon. It is called with the lock.
 func (s *entrySide) absent(key registry.ConfigKey) (absence, time.Duration) {
 	since, ok := s.gone[key]
+	if at, before := s.missed[key]; before {
+		if since, ok = at, true; s.ill {
+			return fading, 0
+		}
+	}
 	switch left := s.of.hold - s.of.now().Sub(since); {
 	case !ok:
 		return unknown, 0
@@ -140,8 +156,14 @@ func (s *entrySide) absent(key registry.ConfigKey) (absence, time.Duration) {
 	return removed, 0
 }
 
-// run until ctx ends.
-func (e *entries) run(ctx context.Context) {
+// run until ctx ends. The error is of a client who may not read what was saved.
+func (e *entries) run(ctx context.Context) error {
+	if err := e.load(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
 	var running sync.WaitGroup
 	running.Go(func() { _ = e.old.RunEntries(ctx, e.oldSide) })   // they end with ctx
 	running.Go(func() { _ = e.here.RunEntries(ctx, e.hereSide) }) // as above
@@ -159,9 +181,15 @@ func (e *entries) run(ctx context.Context) {
 			}
 		})
 	}
+	var saving sync.WaitGroup
+	done, stop := context.WithCancel(context.WithoutCancel(ctx))
+	saving.Go(func() { e.save(done) })
 	<-ctx.Done()
 	e.queue.ShutDown()
 	running.Wait()
+	stop() // after the last change
+	saving.Wait()
+	return nil
 }
 
 func (e *entries) handle(ctx context.Context, key registry.ConfigKey) {
@@ -211,11 +239,13 @@ func (e *entries) look(key registry.ConfigKey) (v verdict, p pair, again time.Du
 	p.noHere, hereFor = e.hereSide.absent(key)
 	switch {
 	case p.old == nil && p.here == nil:
-		delete(e.bases, key)
-		delete(e.oldSide.gone, key)
-		delete(e.hereSide.gone, key)
+		e.setBase(key, "")
+		for _, side := range []*entrySide{e.oldSide, e.hereSide} {
+			delete(side.gone, key)
+			delete(side.missed, key)
+		}
 	case p.old.same(p.here):
-		e.bases[key] = p.old
+		e.setBase(key, p.old.digest())
 	}
 	v = p.decide()
 	if v.skipped == "" {
@@ -260,6 +290,8 @@ func (e *entries) act(ctx context.Context, key registry.ConfigKey, v *verdict, p
 		e.conflict++
 		e.mu.Unlock()
 		e.log.Warn("both registries had another entry of the configuration", "entry", key.String(), "decision", v.why)
+	} else if v.why == whyChanged {
+		e.log.Info("an entry of the configuration is written again", "entry", key.String(), "decision", v.why)
 	}
 	return nil
 }
@@ -278,15 +310,17 @@ func (e *entries) write(ctx context.Context, key registry.ConfigKey, to EntryCli
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.note(key)
+	delete(side.missed, key)
 	if delete(side.gone, key); next == nil {
 		e.removals++
 		delete(side.all, key)
-		delete(e.bases, key)
-		e.log.Info("an entry of the configuration is removed, as it was in the other registry", "entry", key.String())
+		e.setBase(key, "")
+		e.log.Info("an entry of the configuration is removed, as it was in the other registry", "entry", key.String(), "registry", side.name)
 		return nil
 	}
 	*count++
-	side.all[key], e.bases[key] = next, next
+	side.all[key] = next
+	e.setBase(key, next.digest())
 	return nil
 }
 
@@ -327,6 +361,11 @@ func (e *entries) status(out *Status) {
 	}
 	out.EntriesImported, out.EntriesExported, out.EntriesRemoved, out.EntryConflicts = e.imported, e.exported, e.removals, e.conflict
 	out.EntriesWaiting, out.EntriesSkipped = len(e.waiting), len(e.skipped)
+	for _, side := range []*entrySide{e.oldSide, e.hereSide} {
+		if side.ill {
+			out.EntriesWaiting += len(side.missed)
+		}
+	}
 }
 
 // plan is what run would do.
@@ -343,8 +382,17 @@ func (e *entries) plan() []EntryStep {
 	var out []EntryStep
 	for _, key := range sortedKeys(keys) {
 		p := e.pair(key)
-		if v := p.decide(); v.old != nil || v.here != nil || v.skipped != "" {
-			out = append(out, EntryStep{Key: key, Here: v.here != nil, Old: v.old != nil, Why: v.why, Skipped: v.skipped})
+		for side, why := range map[*entrySide]*absence{e.oldSide: &p.noOld, e.hereSide: &p.noHere} {
+			if _, ok := side.missed[key]; ok && side.ill {
+				*why = fading
+			} else if ok {
+				*why = removed
+			}
+		}
+		v := p.decide()
+		step := EntryStep{Key: key, Here: v.here != nil, Old: v.old != nil, RemoveHere: v.removeHere, RemoveOld: v.removeOld, Why: v.why, Skipped: v.skipped}
+		if step.Here || step.Old || step.RemoveHere || step.RemoveOld || step.Skipped != "" {
+			out = append(out, step)
 		}
 	}
 	return out

@@ -104,7 +104,7 @@ const (
 type pair struct {
 	old, here           *Entry
 	noOld, noHere       absence
-	base                *Entry // that both had when they were alike last; nil: they have not been
+	base                string // digest of what both had when they were alike last; empty: they have not been
 	winner              Winner
 	oneWay              bool // the old registry is not written
 	unfitOld, unfitHere func(*Entry) string
@@ -139,7 +139,7 @@ func (p *pair) decide() verdict {
 			v.here = nil
 		}
 	}
-	if v.conflict = v.conflict && (v.old != nil || v.here != nil); v.old == nil && v.here == nil && v.skipped == "" {
+	if v.conflict = v.conflict && (v.old != nil || v.here != nil); v.old == nil && v.here == nil && !v.removeOld && !v.removeHere && v.skipped == "" {
 		v.why = ""
 	}
 	return v
@@ -155,37 +155,55 @@ func (p *pair) want() verdict {
 		return p.differ()
 	case p.here == nil:
 		if gone, wait := p.gone(p.old, p.noHere); gone || wait {
-			return verdict{removeOld: gone}
+			return verdict{removeOld: gone, why: "it was removed here"}
 		}
-		return verdict{here: p.old, why: "it is new"}
+		return verdict{here: p.old, why: p.whyMissing(p.noHere)}
 	default:
 		if gone, wait := p.gone(p.here, p.noOld); gone || wait {
-			return verdict{removeHere: gone}
+			return verdict{removeHere: gone, why: "it was removed in the old registry"}
 		}
-		return verdict{old: p.here, why: "it is new"}
+		return verdict{old: p.here, why: p.whyMissing(p.noOld)}
 	}
 }
 
 // gone reports whether an entry is to be removed, as it was removed on the other side; wait: not yet. One that was changed
 // since counts more than the removal, and mappings are never removed.
 func (p *pair) gone(e *Entry, why absence) (gone, wait bool) {
-	if why == unknown || e.Key.Group == GroupMapping || !e.same(p.base) {
+	if why == unknown || e.Key.Group == GroupMapping || e.digest() != p.base {
 		return false, false
 	}
 	return why == removed, why == fading
 }
 
+// whyMissing is why an entry is written that one side lacks.
+func (p *pair) whyMissing(why absence) string {
+	switch {
+	case p.base == "":
+		return "it is new"
+	case why == unknown:
+		return "it was lost"
+	}
+	return whyChanged
+}
+
+const whyChanged = "it was removed on one side, and changed on the other since, which counts"
+
 // differ decides which of two entries is newer: the one that is not what both had.
 func (p *pair) differ() verdict {
 	switch {
-	case p.base != nil && p.here.same(p.base):
+	case p.base != "" && p.here.digest() == p.base:
 		return verdict{here: p.old, why: "it was changed"}
-	case p.base != nil && p.old.same(p.base):
+	case p.base != "" && p.old.digest() == p.base:
 		return verdict{old: p.here, why: "it was changed"}
-	case p.winner == HereWins:
-		return verdict{old: p.here, why: "they differ, and this one's counts", conflict: true}
 	}
-	return verdict{here: p.old, why: "they differ, and the old one's counts", conflict: true}
+	what := "they differ"
+	if p.base != "" {
+		what = "both were changed since they were alike"
+	}
+	if p.winner == HereWins {
+		return verdict{old: p.here, why: what + ", and this one's counts", conflict: true}
+	}
+	return verdict{here: p.old, why: what + ", and the old one's counts", conflict: true}
 }
 
 // merge two mappings.
@@ -205,9 +223,9 @@ func (p *pair) merge() verdict {
 // EntryStep is what a mirror would do with an entry.
 type EntryStep struct {
 	Key registry.ConfigKey
-	// Here and Old say which registry would be written, by Why.
-	Here, Old bool
-	Why       string
+	// Here and Old say which registry would be written, RemoveHere and RemoveOld where the entry would be removed, by Why.
+	Here, Old, RemoveHere, RemoveOld bool
+	Why                              string
 	// Skipped is why a registry cannot have it.
 	Skipped string
 }

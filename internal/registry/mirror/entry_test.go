@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,13 @@ func entryOf(group, content string) *Entry {
 		return nil
 	}
 	return &Entry{Key: registry.ConfigKey{Namespace: "default", Group: group, DataID: "x"}, Content: content}
+}
+
+func digestOf(e *Entry) string {
+	if e == nil {
+		return ""
+	}
+	return e.digest()
 }
 
 func TestDecideEntry(t *testing.T) {
@@ -49,7 +57,7 @@ func TestDecideEntry(t *testing.T) {
 		{name: "mappings that only one side lacks", group: m, old: "a,b", here: "b", base: "a,b", want: "here=a,b"},
 		{name: "mappings are not removed", group: m, here: "a", base: "a", change: func(p *pair) { p.noOld = removed }, want: "old=a"},
 	} {
-		p := pair{old: entryOf(c.group, c.old), here: entryOf(c.group, c.here), base: entryOf(c.group, c.base)}
+		p := pair{old: entryOf(c.group, c.old), here: entryOf(c.group, c.here), base: digestOf(entryOf(c.group, c.base))}
 		if c.change != nil {
 			c.change(&p)
 		}
@@ -69,7 +77,7 @@ func TestDecideEntry(t *testing.T) {
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s: got %v, want %s", c.name, got, c.want)
 		}
-		if (v.why == "") != (v.here == nil && v.old == nil && v.skipped == "") {
+		if (v.why == "") != (v.here == nil && v.old == nil && !v.removeHere && !v.removeOld && v.skipped == "") {
 			t.Errorf("%s: because %q", c.name, v.why)
 		}
 	}
@@ -114,4 +122,50 @@ func TestAbsent(t *testing.T) {
 	is("e", fading)
 	s.Set(list("e")[0])
 	is("b", removed)
+}
+
+// What a registry lacks that both had before the mirror started was removed, unless it is most of what it had.
+func TestMissing(t *testing.T) {
+	key := func(name string) registry.ConfigKey { return registry.ConfigKey{Group: "g", DataID: name} }
+	for _, c := range []struct {
+		base, old string
+		want      map[string]absence
+	}{
+		{"a", "", map[string]absence{"a": removed}},
+		{"a b", "", map[string]absence{"a": fading, "b": fading}},
+		{"a b c", "a", map[string]absence{"b": removed, "c": removed}},
+		{"a b c d e f g", "d e f g h", map[string]absence{"a": removed, "b": removed, "c": removed, "d": unknown}},
+		{"a b c d e f g", "e f g h", map[string]absence{"a": fading, "d": fading}},
+	} {
+		now := time.Unix(1000, 0)
+		e := newEntries(&Config{Hold: time.Minute}, slog.New(slog.DiscardHandler))
+		e.now = func() time.Time { return now }
+		var here, old []*Entry
+		for _, name := range strings.Fields(c.base) {
+			entry := &Entry{Key: key(name), Content: "1"}
+			e.bases[entry.Key] = entry.digest()
+			here = append(here, entry)
+			if strings.Contains(c.old, name) {
+				old = append(old, entry)
+			}
+		}
+		e.bases[key("nowhere")] = "0"
+		e.hereSide.Listed(here)
+		e.oldSide.Listed(old)
+		if e.bases[key("nowhere")] != "" {
+			t.Errorf("%s, %s: what neither has is not forgotten", c.base, c.old)
+		}
+		e.oldSide.Listed(old) // a connection that was lost meanwhile changes nothing
+		for name := range c.want {
+			if got, _ := e.oldSide.absent(key(name)); got != min(c.want[name], fading) {
+				t.Errorf("%s, %s: %s is %d at first", c.base, c.old, name, got)
+			}
+		}
+		now = now.Add(2 * time.Minute)
+		for name, want := range c.want {
+			if got, _ := e.oldSide.absent(key(name)); got != want {
+				t.Errorf("%s, %s: %s is %d, want %d", c.base, c.old, name, got, want)
+			}
+		}
+	}
 }

@@ -52,6 +52,8 @@ type Config struct {
 	Apart func(*registry.Instance) bool
 	// OldEntries and HereEntries are the configuration of both; nil: it is not mirrored.
 	OldEntries, HereEntries EntryClient
+	// Bases outlive the mirror; nil: an entry that is removed while no mirror runs comes back.
+	Bases Bases
 	// Winner is whose entry counts where both have one, and neither is known to be the older one.
 	Winner Winner
 	// Hold is how long instances stay that are missing after a disturbance of the old registry, or as
@@ -139,7 +141,11 @@ func (m *Mirror) Run(ctx context.Context) error {
 		}
 	}
 	if m.entries != nil {
-		workers.Go(func() { m.entries.run(working) })
+		workers.Go(func() {
+			if err := m.entries.run(working); err != nil {
+				cancel(err)
+			}
+		})
 	}
 	<-working.Done()
 	for _, d := range m.directions() {
@@ -194,7 +200,7 @@ type Status struct {
 	// EntriesImported and EntriesExported is how often an entry was written here, and in the old registry, EntriesRemoved
 	// how often one was removed in either, and EntryConflicts how often one was written over that was not known to be older.
 	EntriesImported, EntriesExported, EntriesRemoved, EntryConflicts uint64
-	// EntriesWaiting are not alike yet, and EntriesSkipped cannot be.
+	// EntriesWaiting are not alike yet, or left alone as their registry lacks most of what it had, and EntriesSkipped cannot be.
 	EntriesWaiting, EntriesSkipped int
 }
 
@@ -241,6 +247,10 @@ func (m *Mirror) Plan(ctx context.Context) ([]Step, []EntryStep, error) {
 	reading, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
 	if m.entries != nil {
+		if err := m.entries.load(ctx); err != nil {
+			cancel(nil)
+			return nil, nil, err
+		}
 		running.Go(func() { _ = m.config.OldEntries.RunEntries(reading, m.entries.oldSide) })   // they end with reading
 		running.Go(func() { _ = m.config.HereEntries.RunEntries(reading, m.entries.hereSide) }) // as above
 	}

@@ -185,6 +185,66 @@ func (f *forgetting) Removed(key registry.ConfigKey) {
 	f.EntrySink.Removed(key)
 }
 
+// What was removed, or changed, in one registry while no mirror ran is so in the other when one starts again.
+func testEntriesRestart(t *testing.T, newTown func(*testing.T) *Town) {
+	old, here := newTown(t), newTown(t)
+	again := func(c *mirror.Config) {
+		c.Bases = &mirror.SecretBases{Client: here.Plane.Client, Namespace: "default", Old: "old", Identity: "old"}
+		c.Winner = mirror.HereWins
+	}
+	fresh := registry.ConfigKey{Namespace: "default", Group: "dubbo", DataID: "fresh.configurators"}
+	changed := registry.ConfigKey{Namespace: "default", Group: "dubbo", DataID: "changed.configurators"}
+	both := registry.ConfigKey{Namespace: "default", Group: "dubbo", DataID: "both.configurators"}
+	stays := registry.ConfigKey{Namespace: "default", Group: "dubbo", DataID: "stays.configurators"}
+	for _, key := range []registry.ConfigKey{rule, another, changed, both, stays} {
+		old.write(t, key, "rule: 1")
+	}
+	m := mirrorEntries(old, here, again)
+	stop := runMirror(t, m)
+	here.Eventually("they are alike", func() bool { return m.Status().Entries == 5 })
+	stop()
+	old.write(t, rule, "")
+	here.write(t, another, "")
+	old.write(t, changed, "rule: 2")
+	old.write(t, both, "")
+	here.write(t, both, "rule: 2")
+	old.write(t, fresh, "rule: new")
+	for _, w := range []*Town{old, here} { // its clients see what was written
+		w.awaitEntry(t, stays, "rule: 1")
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, steps, err := mirrorEntries(old, here, again).Plan(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plan []string
+	for _, s := range steps {
+		plan = append(plan, fmt.Sprintf("%s %t %t %t %t", s.Key.DataID, s.Here, s.Old, s.RemoveHere, s.RemoveOld))
+	}
+	want := "both.configurators false true false false, changed.configurators true false false false, fresh.configurators true false false false, " +
+		"orders.configurators false false true false, stock.tag-router false false false true"
+	if got := strings.Join(plan, ", "); got != want {
+		t.Errorf("the plan is %s, want %s", got, want)
+	}
+
+	m = mirrorEntries(old, here, again)
+	stop = runMirror(t, m)
+	here.awaitEntry(t, rule, "")
+	old.awaitEntry(t, another, "")
+	here.awaitEntry(t, changed, "rule: 2")
+	old.awaitEntry(t, both, "rule: 2")
+	here.awaitEntry(t, fresh, "rule: new")
+	stop()
+	if old.has(rule) != "" || here.has(another) != "" || old.has(stays) != "rule: 1" || here.has(stays) != "rule: 1" {
+		t.Errorf("old %q, here %q, %q and %q stay", old.has(rule), here.has(another), old.has(stays), here.has(stays))
+	}
+	if s := m.Status(); s.EntriesRemoved != 2 || s.EntryConflicts != 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
 func testEntriesOneWay(t *testing.T, newTown func(*testing.T) *Town) {
 	old, here := newTown(t), newTown(t)
 	old.write(t, rule, "rule: old")

@@ -49,6 +49,7 @@ func RunEntries(t *testing.T, newTown func(*testing.T) *Town) {
 	t.Run("BothWays", func(t *testing.T) { testEntries(t, newTown) })
 	t.Run("NoLoop", func(t *testing.T) { testEntriesNoLoop(t, newTown) })
 	t.Run("Lost", func(t *testing.T) { testEntriesLost(t, newTown) })
+	t.Run("Restart", func(t *testing.T) { testEntriesRestart(t, newTown) })
 	t.Run("OneWay", func(t *testing.T) { testEntriesOneWay(t, newTown) })
 	t.Run("Plan", func(t *testing.T) { testEntriesPlan(t, newTown) })
 }
