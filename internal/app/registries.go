@@ -163,7 +163,7 @@ func registryPorts(cfg *RegistriesConfig, core *registry.Core, s store.Store) []
 		})
 	}
 	if cfg.ZooKeeperPort != 0 {
-		z := zookeeper.New(core)
+		z := zookeeper.New(core).WithStore(s)
 		if cfg.ZooKeeperQuota > 0 {
 			z.WithNodes(s, cfg.ZooKeeperQuota)
 		}

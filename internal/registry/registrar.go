@@ -127,6 +127,8 @@ type Registrar struct {
 	sessions map[Protocol]int
 	// offers of copies, the newest last.
 	offers map[resource.Key][]offer
+	// ending are called before instances of a protocol are deleted whose session has ended.
+	ending map[Protocol]func(context.Context, *Instance) (bool, error)
 }
 
 // NewRegistrar makes one; Run has to run beside it.
@@ -146,9 +148,21 @@ func NewRegistrar(c RegistrarConfig) *Registrar {
 	return &Registrar{
 		config: c, log: c.Logger, seed: maphash.MakeSeed(), claims: map[resource.Key]*Session{}, removed: map[types.UID]time.Time{},
 		ended: map[resource.Key]struct{}{}, wake: make(chan struct{}, 1), sessions: map[Protocol]int{},
-		offers: map[resource.Key][]offer{},
+		offers: map[resource.Key][]offer{}, ending: map[Protocol]func(context.Context, *Instance) (bool, error){},
 	}
 }
+
+// BeforeEnd has f called before an instance of a protocol is deleted whose session has ended, here or with its owner: what a
+// protocol remembers of the session is to be durable first. f returns whether that is so, as then the instance is read again; after an error it is called again. It is
+// called by several goroutines. BeforeEnd is called before servers run.
+func (r *Registrar) BeforeEnd(p Protocol, f func(context.Context, *Instance) (bool, error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ending[p] = f
+}
+
+// OwnerOf an ephemeral instance, as far as the tables show; empty: there is none.
+func (r *Registrar) OwnerOf(key resource.Key) string { return ownerOf(r.lookup(key)) }
 
 // Owner is the name of this instance of the control plane.
 func (r *Registrar) Owner() string { return r.config.Owner }
@@ -594,10 +608,16 @@ func (r *Registrar) removeUnclaimed(ctx context.Context, key resource.Key) error
 		return nil
 	}
 	have, err := r.get(ctx, key)
+	if err == nil && r.endsOwner(have) {
+		var wrote bool
+		if wrote, err = r.beforeEnd(ctx, have); wrote {
+			have, err = r.get(ctx, key) // its client may have come to another instance of the control plane before
+		}
+	}
 	if err != nil {
 		return err
 	}
-	if have != nil && have.Annotations[AnnotationOwner] != "" && r.mayEnd(have.Annotations[AnnotationOwner]) {
+	if r.endsOwner(have) {
 		if err := r.replaceOrRemove(ctx, have); err != nil {
 			return err
 		}
@@ -606,6 +626,26 @@ func (r *Registrar) removeUnclaimed(ctx context.Context, key resource.Key) error
 	defer r.mu.Unlock()
 	delete(r.ended, key)
 	return nil
+}
+
+// endsOwner reports whether this Registrar ends an instance whose session has ended; nil: there is none.
+func (r *Registrar) endsOwner(d *meshv1alpha1.Dataplane) bool {
+	return d != nil && d.Annotations[AnnotationOwner] != "" && r.mayEnd(d.Annotations[AnnotationOwner])
+}
+
+// beforeEnd calls what a protocol wants to be called.
+func (r *Registrar) beforeEnd(ctx context.Context, d *meshv1alpha1.Dataplane) (wrote bool, err error) {
+	r.mu.Lock()
+	f := r.ending[Protocol(d.Labels[LabelProtocol])]
+	r.mu.Unlock()
+	if f == nil {
+		return false, nil
+	}
+	in, err := Parse(d)
+	if err != nil {
+		return false, nil //nolint:nilerr // it is no instance of a session that could be known
+	}
+	return f(ctx, in)
 }
 
 // mayEnd reports whether this Registrar ends the instances of an owner: its own, and those of

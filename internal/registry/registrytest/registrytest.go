@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -37,6 +38,7 @@ type Plane struct {
 	*registry.Core
 	Client *resourcetest.Client
 	owner  string
+	peers  *peers
 	dubbo  *dubbo.Controller
 	t      *testing.T
 	stop   func()
@@ -51,10 +53,42 @@ func NewNamed(t *testing.T, name string) *Plane {
 	for _, name := range []string{"default", "shop"} {
 		client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
-	p := &Plane{Client: client, owner: name, t: t}
+	return newPlane(t, client, name, &peers{})
+}
+
+// NewBeside starts another instance of the control plane of p, on the same store.
+func NewBeside(t *testing.T, p *Plane, name string) *Plane {
+	return newPlane(t, p.Client, name, p.peers)
+}
+
+func newPlane(t *testing.T, client *resourcetest.Client, name string, all *peers) *Plane {
+	p := &Plane{Client: client, owner: name, peers: all, t: t}
 	p.start()
 	t.Cleanup(func() { p.stop() })
 	return p
+}
+
+// peers are the instances of a control plane that run.
+type peers struct {
+	mu      sync.Mutex
+	running map[string]bool
+}
+
+func (p *peers) set(name string, runs bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next := maps.Clone(p.running)
+	if next == nil {
+		next = map[string]bool{}
+	}
+	next[name] = runs
+	p.running = next
+}
+
+func (p *peers) get() map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.running
 }
 
 // Restart ends the control plane, and starts it again on what is stored.
@@ -67,7 +101,7 @@ func (p *Plane) start() {
 	log := slog.New(slog.DiscardHandler)
 	tables := catalog.New(catalog.Config{Client: p.Client, Descriptors: kind.All()})
 	p.Core = &registry.Core{
-		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: p.owner, MachineID: machineID, Grace: time.Minute}),
+		Registrar: registry.NewRegistrar(registry.RegistrarConfig{Client: p.Client, Catalog: tables, Owner: p.owner, MachineID: machineID, Running: p.peers.get, Grace: time.Minute}),
 		Index:     registry.NewIndex(registry.IndexConfig{Catalog: tables}),
 		Configs:   registry.NewConfigs(p.Client, tables, log),
 		Gate: &registry.Gate{Anonymous: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Check: func(_ context.Context, token string) (registry.User, error) {
@@ -87,7 +121,8 @@ func (p *Plane) start() {
 	for _, run := range []func(context.Context) error{tables.Run, p.Registrar.Run, p.Index.Run, p.Configs.Run, p.dubbo.Run} {
 		running.Go(func() { _ = run(ctx) })
 	}
-	p.stop = func() { cancel(); running.Wait() }
+	p.peers.set(p.owner, true)
+	p.stop = sync.OnceFunc(func() { cancel(); running.Wait(); p.peers.set(p.owner, false) })
 	<-p.Index.Ready()
 	<-p.Configs.Ready()
 }

@@ -181,9 +181,25 @@ func (c *conn) hello(ctx context.Context, in []byte) (answer []byte, ok bool) {
 			session = nil
 		}
 	}
+	if session != nil {
+		session.adopt(ctx, c.tree)
+		// Only now: what ends the session marks it before it looks at who has its instances for the last time.
+		if id != 0 {
+			over, err := session.hasEnded(ctx)
+			if err != nil {
+				c.server.log.Warn("a session of a client of ZooKeeper is not resumed, as it is not known whether it has ended; the client tries again", "error", err)
+				session.detach(c)
+				return nil, false
+			}
+			if over {
+				session.detach(c)
+				session.end(true)
+				session = nil
+			}
+		}
+	}
 	if ok = session != nil; ok {
 		c.session, c.timeout = session, timeout
-		session.adopt(ctx, c.tree)
 	} else {
 		session, timeout = &session0, 0
 	}

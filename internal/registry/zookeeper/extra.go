@@ -14,9 +14,10 @@ import (
 // extra is the source of nodes that are outside of what is mapped.
 type extra struct{}
 
-// WithNodes lets clients have nodes outside of what is mapped, in a store, up to a quota in bytes. It is called before Serve, and
-// returns s.
+// WithNodes lets clients have nodes outside of what is mapped, in a store, up to a quota in bytes; WithStore is part of it. It is called
+// before Serve, and returns s.
 func (s *Server) WithNodes(st store.Store, quota int64) *Server {
+	s.store = st
 	s.extra = znode.New(znode.Config{
 		Store: st, Quota: quota, Owner: s.core.Registrar.Owner(), MayEnd: s.core.Registrar.MayEnd, Grace: s.core.Registrar.Grace(), Held: s.holds,
 		Standing: func(path string) bool { return s.target(path).place == standing },

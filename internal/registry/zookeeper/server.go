@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/registry/znode"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // Server serves clients of ZooKeeper. Make it with New.
@@ -25,6 +26,8 @@ type Server struct {
 	// paths has the locks of writes, by path.
 	paths    pathLocks
 	requests atomic.Uint64
+	// store remembers sessions that have expired; nil: each instance of the control plane remembers its own.
+	store store.Store
 	// extra has the nodes outside of what is mapped; nil: there are none.
 	extra *znode.Tree
 
@@ -33,16 +36,26 @@ type Server struct {
 	running  sync.WaitGroup
 	conns    map[*conn]struct{}
 	sessions map[int64]*session
-	ended    endedSessions
-	trees    map[locality.Zone]*tree
+	// Sessions that have ended with instances, those of them that their clients have closed, and those that are marked in the store.
+	ended, closed, marked endedSessions
+	trees                 map[locality.Zone]*tree
 }
 
 // New makes a server; Serve starts it.
 func New(core *registry.Core) *Server {
-	return &Server{
+	s := &Server{
 		core: core, log: core.Logger.With("protocol", string(registry.ZooKeeper)), started: time.Now(), minTimeout: minTimeout,
 		conns: map[*conn]struct{}{}, sessions: map[int64]*session{}, trees: map[locality.Zone]*tree{},
 	}
+	core.Registrar.BeforeEnd(registry.ZooKeeper, s.beforeEnd)
+	return s
+}
+
+// WithStore remembers in a store which sessions have expired, so that their clients hear of it at each instance of the control plane.
+// It is called before Serve, and returns s.
+func (s *Server) WithStore(st store.Store) *Server {
+	s.store = st
+	return s
 }
 
 // Serve answers at l until ctx ends, and returns nil then. It closes l. It must be called once. Sessions

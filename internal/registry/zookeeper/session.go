@@ -8,10 +8,12 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 )
 
 const (
@@ -59,7 +61,7 @@ func (s *Server) open(t *tree, id int64, password []byte, timeout time.Duration)
 		return nil
 	}
 	out := &session{server: s, id: id, password: password, timeout: timeout}
-	lives, genuine := out.proven(t) // with another instance of the control plane, perhaps
+	elsewhere, genuine := out.proven(t)
 	if !genuine {
 		return nil
 	}
@@ -69,7 +71,7 @@ func (s *Server) open(t *tree, id int64, password []byte, timeout time.Duration)
 	switch {
 	case have != nil && subtle.ConstantTimeCompare(have.password, password) == 1:
 		return have
-	case have != nil, !lives && s.ended.has(id):
+	case have != nil, !elsewhere && s.ended.has(id):
 		return nil
 	}
 	out.timer = time.AfterFunc(timeout, out.expire)
@@ -167,6 +169,9 @@ func (s *session) end(expired bool) {
 	delete(server.sessions, s.id)
 	if held != nil {
 		server.ended.add(s.id)
+		if !expired {
+			server.closed.add(s.id)
+		}
 	}
 	if lasting && server.ctx.Err() == nil {
 		server.running.Go(func() { server.endExtra(server.ctx, s.id, expired) })
@@ -188,8 +193,9 @@ func (s *session) stop() {
 	s.timer.Stop()
 }
 
-// proven reports whether the session has instances, and whether they are its: others see its id.
-func (s *session) proven(t *tree) (lives, genuine bool) {
+// proven reports whether another instance of the control plane keeps instances of the session alive, and whether those that there are
+// are its: others see its id.
+func (s *session) proven(t *tree) (elsewhere, genuine bool) {
 	proof := []byte(s.proof())
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,11 +204,42 @@ func (s *session) proven(t *tree) (lives, genuine bool) {
 			continue // their session has a record
 		}
 		if subtle.ConstantTimeCompare([]byte(n.proof), proof) != 1 {
-			return true, false
+			return false, false
 		}
-		lives = true
+		owner := s.server.core.Registrar.OwnerOf(n.key)
+		elsewhere = elsewhere || owner != "" && owner != s.server.core.Registrar.Owner()
 	}
-	return lives, true
+	return elsewhere, true
+}
+
+// hasEnded reports whether the session has expired at any instance of the control plane.
+func (s *session) hasEnded(ctx context.Context) (bool, error) {
+	if s.server.store == nil {
+		return false, nil
+	}
+	return znode.HasEnded(ctx, s.server.store, s.id)
+}
+
+// beforeEnd marks the session of an instance as ended in the store, before the instance is deleted: a client that comes to another instance
+// of the control plane finds either its instances, or the mark. One that its client has closed has no mark.
+func (s *Server) beforeEnd(ctx context.Context, in *registry.Instance) (wrote bool, err error) {
+	d, ok := detailOf(in)
+	if !ok || d.Session == 0 || s.store == nil {
+		return false, nil
+	}
+	s.mu.Lock()
+	closed, marked := s.closed.has(d.Session), s.marked.has(d.Session)
+	s.mu.Unlock()
+	if closed || marked {
+		return marked, nil
+	}
+	if err := znode.MarkEnded(ctx, s.store, s.core.Registrar.Owner(), d.Session, d.Proof); err != nil {
+		return false, fmt.Errorf("remember that session %x has ended: %w", uint64(d.Session), err)
+	}
+	s.mu.Lock()
+	s.marked.add(d.Session)
+	s.mu.Unlock()
+	return true, nil
 }
 
 // adopt the instances of the session that nothing here keeps alive: those that it registered at another
@@ -244,6 +281,9 @@ func (e *endedSessions) has(id int64) bool {
 }
 
 func (e *endedSessions) add(id int64) {
+	if e.has(id) {
+		return
+	}
 	if e.ids == nil {
 		e.ids = map[int64]struct{}{}
 	}
