@@ -27,7 +27,7 @@ func (s *Store) read(ctx context.Context, op string, f func(snapshot) error) err
 	}
 	defer tx.Rollback() //nolint:errcheck // a read has nothing to undo
 	snap := snapshot{tx: tx}
-	if err = snap.scan(tx.QueryRowContext(ctx, selectMeta)); err == nil {
+	if err = snap.scan(tx.StmtContext(ctx, s.readMeta).QueryRowContext(ctx)); err == nil {
 		err = f(snap)
 	}
 	switch {
@@ -66,13 +66,15 @@ func (s *Store) Get(ctx context.Context, key string, at store.Revision) (rec sto
 		if read, err = snap.boundary(ctx, at); err != nil {
 			return err
 		}
-		query, args := `SELECT `+historyColumns+`
-			FROM history AS h WHERE key = ? AND revision <= ? ORDER BY revision DESC LIMIT 1`, []any{[]byte(key), read}
+		var found *sql.Row
 		if read == snap.revision {
-			query, args = selectNewest, args[:1]
+			found = snap.tx.StmtContext(ctx, s.readNewest).QueryRowContext(ctx, []byte(key))
+		} else {
+			found = snap.tx.QueryRowContext(ctx, `SELECT `+historyColumns+`
+				FROM history AS h WHERE key = ? AND revision <= ? ORDER BY revision DESC LIMIT 1`, []byte(key), read)
 		}
 		var r row
-		err = snap.tx.QueryRowContext(ctx, query, args...).Scan(r.targets()...)
+		err = found.Scan(r.targets()...)
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
 		}

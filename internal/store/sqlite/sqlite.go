@@ -68,6 +68,8 @@ type Store struct {
 	lock   *lock
 	writer *writer
 	reads  *sql.DB
+	// readMeta and readNewest are prepared once for each connection of reads, which closes them: parsing took more than half of a Get.
+	readMeta, readNewest *sql.Stmt
 
 	compacted atomic.Int64
 	size      atomic.Int64
@@ -128,6 +130,12 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	}
 	s.reads.SetMaxOpenConns(readers)
 	s.reads.SetMaxIdleConns(readers)
+	if s.readMeta, err = s.reads.PrepareContext(ctx, selectMeta); err != nil {
+		return err
+	}
+	if s.readNewest, err = s.reads.PrepareContext(ctx, selectNewest); err != nil {
+		return err
+	}
 	if err := s.resume(); err != nil {
 		return err
 	}
