@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -24,6 +25,9 @@ var ErrOriginal = errors.New("the instance itself is registered here")
 
 // isCopy reports whether a Dataplane is a copy.
 func isCopy(d *meshv1alpha1.Dataplane) bool {
+	if !strings.Contains(d.Annotations[AnnotationInstance], KeyMirroredFrom) {
+		return false // without a look at the record: it is asked with every write
+	}
 	r, err := parseRecord(d)
 	return err == nil && r.Metadata[KeyMirroredFrom] != ""
 }
