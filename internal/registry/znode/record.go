@@ -31,6 +31,9 @@ type Node struct {
 	Container bool
 	// Session of an ephemeral node; 0: it is persistent.
 	Session int64
+	// ACL says who may do what; none: everybody may do all. ACLVersion counts its changes.
+	ACL        []ACL
+	ACLVersion int32
 	// Created and Written are times in milliseconds since 1970.
 	Created, Written int64
 	// CreatedAt, WrittenAt and ChildrenAt are the revisions of the creation, of the last change of the data, and of the
@@ -46,14 +49,22 @@ type Node struct {
 const overhead = 256
 
 // size that counts for the quota.
-func (n *Node) size() int64 { return int64(overhead + len(n.Path) + len(n.Data)) }
+func (n *Node) size() int64 {
+	sum := overhead + len(n.Path) + len(n.Data)
+	for _, a := range n.ACL {
+		sum += len(a.Scheme) + len(a.ID)
+	}
+	return int64(sum)
+}
 
-// Format of a record: the number of the format, flags, numbers, data. A revision that is the one of the write
+// Format of a record: the number of the format, flags, numbers, the ACL in formatACL, data. A revision that is the one of the write
 // cannot be in what is written: it is left out, and is that of the record.
 const (
 	format = 1
+	// formatACL is that of nodes with an ACL: control planes that do not know it must not show them to everybody.
+	formatACL = 2
 
-	flagContainer = 1 << iota
+	flagContainer = 1 << (iota - 1)
 	flagCounter
 	flagCreatedHere
 	flagWrittenHere
@@ -76,21 +87,28 @@ func (n *Node) encode() []byte {
 			flags |= f.bit
 		}
 	}
-	out := append(make([]byte, 0, 64+len(n.Data)), format, flags)
+	form := byte(format)
+	if n.ACL != nil || n.ACLVersion != 0 {
+		form = formatACL
+	}
+	out := append(make([]byte, 0, 64+len(n.Data)), form, flags)
 	for _, v := range []int64{
 		int64(n.Version), int64(n.Creations), n.Session, n.Created, n.Written, int64(n.CreatedAt), int64(n.WrittenAt), int64(n.ChildrenAt),
 	} {
 		out = binary.AppendVarint(out, v)
+	}
+	if form == formatACL {
+		out = appendACL(binary.AppendVarint(out, int64(n.ACLVersion)), n.ACL)
 	}
 	return append(out, n.Data...)
 }
 
 // decode a record of a path, that was written at a revision. The node's data are memory of b.
 func decode(path string, b []byte, at store.Revision) (*Node, error) {
-	if len(b) < 2 || b[0] != format {
+	if len(b) < 2 || b[0] != format && b[0] != formatACL {
 		return nil, fmt.Errorf("%w, of a format that this version knows", errRecord)
 	}
-	flags := b[1]
+	withACL, flags := b[0] == formatACL, b[1]
 	b = b[2:]
 	var v [8]int64
 	for i := range v {
@@ -100,7 +118,20 @@ func decode(path string, b []byte, at store.Revision) (*Node, error) {
 		}
 		b = b[n:]
 	}
+	var acl []ACL
+	var aclVersion int64
+	if withACL {
+		size := 0
+		if aclVersion, size = binary.Varint(b); size <= 0 {
+			return nil, errRecord
+		}
+		var err error
+		if acl, b, err = decodeACL(b[size:]); err != nil {
+			return nil, err
+		}
+	}
 	n := &Node{
+		ACL: acl, ACLVersion: int32(aclVersion),
 		Path: path, Data: b, Version: int32(v[0]), Creations: int32(v[1]), Container: flags&flagContainer != 0, Session: v[2], Created: v[3], Written: v[4],
 		CreatedAt: store.Revision(v[5]), WrittenAt: store.Revision(v[6]), ChildrenAt: store.Revision(v[7]),
 		counter: flags&flagCounter != 0, modified: at,

@@ -18,6 +18,7 @@ var (
 	ErrExists     = errors.New("the node exists")
 	ErrNotEmpty   = errors.New("the node has children")
 	ErrVersion    = errors.New("the node has another version")
+	ErrNoAuth     = errors.New("the ACL of the node does not allow it")
 	ErrEphemeral  = errors.New("an ephemeral node has no children")
 	ErrQuota      = errors.New("the quota of nodes is used up")
 	ErrTooMany    = errors.New("the store takes fewer changes at once")
@@ -37,6 +38,7 @@ const (
 	Delete
 	Set
 	Check
+	SetACL
 )
 
 // AnyVersion of a node that is to be changed.
@@ -47,8 +49,11 @@ type Op struct {
 	Kind Kind
 	Path string
 	Data []byte
-	// Version that the node has, but for Create.
+	// Version that the node has, but for Create; of its ACL for SetACL.
 	Version int32
+	// ACL of Create and SetACL; none: everybody may do all. By are the identities of the client.
+	ACL []ACL
+	By  []Identity
 	// Sequential nodes get a number behind their path.
 	Sequential bool
 	Container  bool
@@ -106,11 +111,23 @@ func (d *draft) op(o *Op) (path string, err error) {
 		return d.create(o)
 	}
 	n := d.at(o.Path)
-	switch {
-	case !n.exists():
+	if !n.exists() {
 		return "", ErrNoNode
-	case o.Version != AnyVersion && o.Version != n.now.Version:
-		return "", fmt.Errorf("%w: %d is not %d", ErrVersion, n.now.Version, o.Version)
+	}
+	guards, perm, version := n, PermRead, n.now.Version
+	switch o.Kind {
+	case Delete:
+		guards, perm = d.at(Parent(o.Path)), PermDelete
+	case Set:
+		perm = PermWrite
+	case SetACL:
+		perm, version = PermAdmin, n.now.ACLVersion
+	}
+	switch {
+	case guards.now != nil && !Allowed(guards.now.ACL, perm, o.By):
+		return "", ErrNoAuth
+	case o.Version != AnyVersion && o.Version != version:
+		return "", fmt.Errorf("%w: %d is not %d", ErrVersion, version, o.Version)
 	}
 	switch o.Kind {
 	case Delete:
@@ -121,6 +138,9 @@ func (d *draft) op(o *Op) (path string, err error) {
 	case Set:
 		next := n.edit()
 		next.Data, next.Version, next.Written, next.WrittenAt = o.Data, next.Version+1, d.now, 0
+	case SetACL:
+		next := n.edit()
+		next.ACL, next.ACLVersion = o.ACL, next.ACLVersion+1
 	}
 	return o.Path, nil
 }
@@ -129,6 +149,9 @@ func (d *draft) create(o *Op) (string, error) {
 	up := d.at(Parent(o.Path))
 	if !up.exists() && !d.t.config.Standing(up.path) {
 		return "", ErrNoNode
+	}
+	if up.now != nil && !Allowed(up.now.ACL, PermCreate, o.By) {
+		return "", ErrNoAuth
 	}
 	if up.now == nil {
 		up.now, up.written = &Node{Path: up.path, counter: true}, true
@@ -157,7 +180,7 @@ func (d *draft) create(o *Op) (string, error) {
 	if n.now != nil { // it counted the children of a namespace that is gone
 		creations = n.now.Creations
 	}
-	n.now = &Node{Path: path, Data: o.Data, Creations: creations, Container: o.Container, Session: o.Session, Created: d.now, Written: d.now}
+	n.now = &Node{Path: path, Data: o.Data, Creations: creations, Container: o.Container, Session: o.Session, ACL: o.ACL, Created: d.now, Written: d.now}
 	n.written = true
 	return path, nil
 }

@@ -49,13 +49,18 @@ var extraCodes = []struct {
 	code code
 }{
 	{znode.ErrNoNode, codeNoNode}, {znode.ErrExists, codeNodeExists}, {znode.ErrNotEmpty, codeNotEmpty}, {znode.ErrVersion, codeBadVersion},
-	{znode.ErrEphemeral, codeNoChildrenForEphemerals}, {znode.ErrQuota, codeQuotaExceeded}, {znode.ErrTooMany, codeBadArguments},
+	{znode.ErrEphemeral, codeNoChildrenForEphemerals}, {znode.ErrNoAuth, codeNoAuth}, {znode.ErrQuota, codeQuotaExceeded}, {znode.ErrTooMany, codeBadArguments},
 	{znode.ErrEnded, codeSessionExpired}, {znode.ErrMoved, codeSessionMoved},
 }
 
 // op of a change outside of what is mapped.
-func (c *conn) op(ch *change) (znode.Op, error) {
-	o := znode.Op{Path: ch.path, Data: orEmpty(ch.data), Version: ch.version}
+func (c *conn) op(ch *change) (o znode.Op, err error) {
+	o = znode.Op{Path: ch.path, Data: orEmpty(ch.data), Version: ch.version, By: c.identities}
+	if ch.op == opSetACL || ch.creates() {
+		if o.ACL, err = c.fixedACL(ch.acl); err != nil {
+			return o, err
+		}
+	}
 	switch ch.op {
 	case opDelete:
 		o.Kind = znode.Delete
@@ -63,6 +68,8 @@ func (c *conn) op(ch *change) (znode.Op, error) {
 		o.Kind = znode.Set
 	case opCheck:
 		o.Kind = znode.Check
+	case opSetACL:
+		o.Kind = znode.SetACL
 	default:
 		o.Kind = znode.Create
 		if ch.mode < modePersistent || ch.mode > modeContainer {
@@ -130,7 +137,7 @@ func (t *tree) applyExtra(list []znode.Change, at store.Revision) {
 			t.unset(ch.Path, extra{}, z)
 		case !n.IsCounter():
 			t.set(ch.Path, extra{}, content{
-				data: n.Data, own: true, owner: n.Session, version: n.Version, czxid: int64(n.CreatedAt << positionBits),
+				data: n.Data, acl: n.ACL, aversion: n.ACLVersion, own: true, owner: n.Session, version: n.Version, czxid: int64(n.CreatedAt << positionBits),
 				mzxid: int64(n.WrittenAt << positionBits), ctime: n.Created, mtime: n.Written,
 			}, z)
 		}

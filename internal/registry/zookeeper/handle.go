@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 )
 
 // failure is an error with the code that the client is told.
@@ -117,7 +118,8 @@ func (c *conn) allowed(ctx context.Context) error {
 	return c.refused
 }
 
-// auth takes credentials. The password of scheme digest is a token; the user's name is not of concern.
+// auth takes credentials. The password of scheme digest is a token, whatever the user's name; where clients need none, it may be any
+// one. Both are an identity for ACLs.
 func (c *conn) auth(ctx context.Context, d *decoder) error {
 	d.int() // type
 	scheme, credentials := d.string(), d.buffer()
@@ -131,13 +133,26 @@ func (c *conn) auth(ctx context.Context, d *decoder) error {
 	default:
 		return failed(codeAuthFailed, "scheme %.40q of credentials is not served: use digest, with a token of the control plane as the password", scheme)
 	}
+	identity := digestOf(string(credentials))
 	_, c.token, _ = strings.Cut(string(credentials), ":")
 	if c.admit(ctx); c.refused != nil {
+		if _, err := c.server.core.Gate.Admit(ctx, c.from, ""); err == nil && c.server.extra != nil {
+			c.token = ""
+			c.admit(ctx)
+		}
+	}
+	if c.refused != nil {
 		c.server.log.Warn("a client of ZooKeeper is refused", "client", c.from, "error", c.refused)
 		return failed(codeAuthFailed, "%v", c.refused)
 	}
+	if !slices.Contains(c.identities, identity) && len(c.identities) < maxIdentities {
+		c.identities = append(c.identities, identity)
+	}
 	return nil
 }
+
+// maxIdentities of a connection.
+const maxIdentities = 64
 
 // closeSession ends the session, and returns when its instances are gone.
 func (c *conn) closeSession(ctx context.Context) {
@@ -154,7 +169,7 @@ func (c *conn) closeSession(ctx context.Context) {
 // request of a client. It replies itself, unless it returns an error.
 func (c *conn) request(ctx context.Context, xid int32, op opcode, d *decoder) error {
 	switch op {
-	case opCreate, opCreate2, opCreateContainer, opDelete, opSetData, opCheck, opMulti:
+	case opCreate, opCreate2, opCreateContainer, opDelete, opSetData, opSetACL, opCheck, opMulti:
 		return c.writes(ctx, xid, op, d)
 	case opSync:
 		path := d.string()
@@ -195,18 +210,14 @@ func (c *conn) request(ctx context.Context, xid int32, op opcode, d *decoder) er
 	case opGetData, opGetChildren, opGetChildren2:
 		watched := d.bool()
 		return c.read(xid, d, func(e *encoder) error { return c.get(e, op, path, watched) })
-	case opGetACL, opSetACL:
-		if op == opSetACL { // who may change a node is decided by who registered it
-			d.skipACL()
-			d.int()
-		}
+	case opGetACL:
 		return c.read(xid, d, func(e *encoder) error {
 			n := c.tree.find(path)
 			if n == nil {
 				return failed(codeNoNode, "no node")
 			}
-			if op == opGetACL {
-				e.openACL()
+			if err := c.getACL(e, n); err != nil {
+				return err
 			}
 			e.stat(n.statOf())
 			return nil
@@ -216,6 +227,9 @@ func (c *conn) request(ctx context.Context, xid int32, op opcode, d *decoder) er
 			n := c.tree.find(path)
 			if n == nil {
 				return failed(codeNoNode, "no node")
+			}
+			if err := c.allows(n, znode.PermRead); err != nil {
+				return err
 			}
 			e.int(int32(c.tree.below(n)))
 			return nil
@@ -275,6 +289,9 @@ func (c *conn) get(e *encoder, op opcode, path string, watched bool) error {
 	n := c.tree.find(path)
 	if n == nil {
 		return failed(codeNoNode, "no node")
+	}
+	if err := c.allows(n, znode.PermRead); err != nil {
+		return err
 	}
 	kind := watchChildren
 	if op == opGetData {

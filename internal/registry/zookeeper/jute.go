@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"unicode/utf8"
+
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 )
 
 // Limits of a message.
@@ -97,9 +99,12 @@ func (d *decoder) strings() []string {
 	return out
 }
 
-// skipACL reads a list of ACLs, which are not kept.
-func (d *decoder) skipACL() {
-	d.list(func() { d.int(); d.string(); d.string() })
+func (d *decoder) acl() []znode.ACL {
+	var out []znode.ACL
+	d.list(func() {
+		out = append(out, znode.ACL{Perms: d.int(), Identity: znode.Identity{Scheme: d.string(), ID: d.string()}})
+	})
+	return out
 }
 
 // encoder appends to b.
@@ -160,12 +165,18 @@ func (e *encoder) stat(s *stat) {
 	e.long(s.pzxid)
 }
 
-// openACL is the one that every node has: who may change it is decided by who registered it.
+// openACL gives everybody all.
 func (e *encoder) openACL() {
-	e.int(1)
-	e.int(31) // read, write, create, delete, admin
-	e.string("world")
-	e.string("anyone")
+	e.acl([]znode.ACL{{Perms: znode.PermAll, Identity: znode.Identity{Scheme: znode.SchemeWorld, ID: znode.Anyone}}})
+}
+
+func (e *encoder) acl(list []znode.ACL) {
+	e.int(int32(len(list)))
+	for _, a := range list {
+		e.int(a.Perms)
+		e.string(a.Scheme)
+		e.string(a.ID)
+	}
 }
 
 // opcode of a request.
@@ -222,6 +233,7 @@ const (
 	codeNodeExists              code = -110
 	codeNotEmpty                code = -111
 	codeSessionExpired          code = -112
+	codeInvalidACL              code = -114
 	codeAuthFailed              code = -115
 	codeSessionMoved            code = -118
 	codeNoWatcher               code = -121

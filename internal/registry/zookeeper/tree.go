@@ -48,6 +48,7 @@ type node struct {
 	children map[string]struct{}
 	stat     stat
 	data     []byte
+	acl      []znode.ACL
 	source   any // registry.Service, registry.ConfigKey or extra; nil: a parent
 	// own nodes are written by clients of ZooKeeper; others only read.
 	own   bool
@@ -60,6 +61,8 @@ type node struct {
 // content that a node is to have.
 type content struct {
 	data                []byte
+	acl                 []znode.ACL
+	aversion            int32
 	own                 bool
 	key                 resource.Key
 	proof               string
@@ -361,6 +364,7 @@ func (t *tree) set(path string, source any, c content, z int64) {
 	}
 	differs := n.source != nil && (!bytes.Equal(n.data, c.data) || n.stat.version != c.version)
 	n.source, n.own, n.key, n.proof, n.generation, n.data = source, c.own, c.key, c.proof, c.generation, c.data
+	n.acl, n.stat.aversion = c.acl, c.aversion
 	n.stat.owner, n.stat.version, n.stat.length = c.owner, c.version, int32(len(c.data))
 	if c.own && c.owner != 0 {
 		if t.sessions[c.owner] == nil {
@@ -389,7 +393,7 @@ func (t *tree) unset(path string, source any, z int64) {
 		}
 	}
 	if len(n.children) > 0 {
-		n.source, n.own, n.data, n.stat.owner, n.stat.length = nil, false, nil, 0, 0
+		n.source, n.own, n.data, n.acl, n.stat.owner, n.stat.length = nil, false, nil, nil, 0, 0
 		return
 	}
 	t.detach(n, z)

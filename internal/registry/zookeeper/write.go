@@ -11,6 +11,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	"github.com/proxima-mesh/proxima/internal/registry/znode"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -36,11 +37,17 @@ type change struct {
 	data    []byte
 	mode    int32
 	version int32
+	acl     []znode.ACL
+}
+
+// creates reports whether it is a creation.
+func (ch *change) creates() bool {
+	return ch.op == opCreate || ch.op == opCreate2 || ch.op == opCreateContainer
 }
 
 // sequential reports whether a node is to get a number behind its path.
 func (ch *change) sequential() bool {
-	return (ch.op == opCreate || ch.op == opCreate2 || ch.op == opCreateContainer) && (ch.mode == modePersistentSequential || ch.mode == modeEphemeralSequential)
+	return ch.creates() && (ch.mode == modePersistentSequential || ch.mode == modeEphemeralSequential)
 }
 
 // name is the path, for a node that gets a number one of those that it can have.
@@ -71,10 +78,13 @@ func (d *decoder) change(op opcode) change {
 	switch op {
 	case opCreate, opCreate2, opCreateContainer:
 		ch.data = d.buffer()
-		d.skipACL()
+		ch.acl = d.acl()
 		ch.mode = d.int()
 	case opSetData:
 		ch.data = d.buffer()
+		ch.version = d.int()
+	case opSetACL:
+		ch.acl = d.acl()
 		ch.version = d.int()
 	case opDelete, opCheck:
 		ch.version = d.int()
@@ -93,6 +103,20 @@ func (c *conn) writes(ctx context.Context, xid int32, op opcode, d *decoder) err
 	if d.err != nil {
 		return failed(codeMarshalling, "%v", d.err)
 	}
+	if op == opSetACL && (c.server.extra == nil || c.server.target(ch.path).place != ofExtra) {
+		// Who may change an instance or an entry is decided by who registered it.
+		if err := checkPath(ch.path); err != nil {
+			return failed(codeBadArguments, "%v", err)
+		}
+		return c.read(xid, d, func(e *encoder) error {
+			n := c.tree.find(ch.path)
+			if n == nil {
+				return failed(codeNoNode, "no node")
+			}
+			e.stat(n.statOf())
+			return nil
+		})
+	}
 	if _, err := c.apply(ctx, &ch); err != nil {
 		return err
 	}
@@ -107,7 +131,7 @@ func (c *conn) written(e *encoder, ch *change) {
 		return
 	case opCreate2, opCreateContainer:
 		e.string(ch.path)
-	case opSetData:
+	case opSetData, opSetACL:
 	default:
 		return
 	}

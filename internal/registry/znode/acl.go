@@ -1,0 +1,81 @@
+package znode
+
+import (
+	"encoding/binary"
+	"slices"
+)
+
+// Permissions of an ACL (org.apache.zookeeper.ZooDefs.Perms).
+const (
+	PermRead int32 = 1 << iota
+	PermWrite
+	PermCreate
+	PermDelete
+	PermAdmin
+	PermAll = PermRead | PermWrite | PermCreate | PermDelete | PermAdmin
+)
+
+// Schemes of identities.
+const (
+	SchemeWorld  = "world"
+	SchemeDigest = "digest"
+	// Anyone is the only identity of SchemeWorld.
+	Anyone = "anyone"
+)
+
+// Identity of a client: of SchemeDigest a user with a hash of the password, as USER:BASE64(SHA1(USER:PASSWORD)).
+type Identity struct{ Scheme, ID string }
+
+// ACL gives permissions to an identity.
+type ACL struct {
+	Perms int32
+	Identity
+}
+
+// Allowed reports whether one of the permissions is given to somebody who has the identities. An ACL without entries gives all to
+// everybody.
+func Allowed(list []ACL, perms int32, who []Identity) bool {
+	if len(list) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(list, func(a ACL) bool {
+		return a.Perms&perms != 0 && (a.Scheme == SchemeWorld && a.ID == Anyone || slices.Contains(who, a.Identity))
+	})
+}
+
+func appendACL(out []byte, list []ACL) []byte {
+	out = binary.AppendUvarint(out, uint64(len(list)))
+	for _, a := range list {
+		out = binary.AppendVarint(out, int64(a.Perms))
+		for _, text := range []string{a.Scheme, a.ID} {
+			out = append(binary.AppendUvarint(out, uint64(len(text))), text...)
+		}
+	}
+	return out
+}
+
+// decodeACL returns what follows it, too.
+func decodeACL(b []byte) (list []ACL, rest []byte, err error) {
+	count, n := binary.Uvarint(b)
+	if n <= 0 || count > uint64(len(b)) {
+		return nil, nil, errRecord
+	}
+	b = b[n:]
+	for range count {
+		perms, n := binary.Varint(b)
+		if n <= 0 {
+			return nil, nil, errRecord
+		}
+		b = b[n:]
+		a := ACL{Perms: int32(perms)}
+		for _, text := range []*string{&a.Scheme, &a.ID} {
+			length, n := binary.Uvarint(b)
+			if n <= 0 || length > uint64(len(b)-n) {
+				return nil, nil, errRecord
+			}
+			*text, b = string(b[n:n+int(length)]), b[n+int(length):]
+		}
+		list = append(list, a)
+	}
+	return list, b, nil
+}
