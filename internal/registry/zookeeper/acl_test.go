@@ -99,7 +99,10 @@ func TestACL(t *testing.T) {
 		t.Errorf("delete by another: %d", got)
 	}
 
-	// A change of the ACL has a version of its own.
+	// A change of the ACL has a version of its own. A watch that was set before tells nothing that may not be read.
+	if _, _, got := other.get("/app", true); got != codeOK {
+		t.Errorf("read: %d", got)
+	}
 	if _, got := owner.setACL("/app", 1, world); got != codeBadVersion {
 		t.Errorf("another version: %d", got)
 	}
@@ -110,8 +113,15 @@ func TestACL(t *testing.T) {
 	if _, _, got := other.get("/app", true); got != codeNoAuth || other.children("/app", false) != fmt.Sprint(codeNoAuth) || other.acl("/app") != fmt.Sprint(codeNoAuth) {
 		t.Errorf("read by another: %d", got)
 	}
-	if got := other.watchedExists("/app"); got != codeOK { // as with ZooKeeper
+	if _, got := other.watched(opExists, "/app", false); got != codeNoAuth {
 		t.Errorf("exists: %d", got)
+	}
+	if got := owner.set("/app", "1", 0); got != codeOK {
+		t.Errorf("set: %d", got)
+	}
+	other.ask(opSync, func(e *encoder) { e.string("/") })
+	if len(other.events) != 0 {
+		t.Errorf("a client that may not read is told %v", other.events)
 	}
 	if got := other.auth("alice:secret"); got != codeOK {
 		t.Fatal(got)
@@ -129,12 +139,6 @@ func TestACL(t *testing.T) {
 	if got := c.auth("alice:secret"); got != codeOK || c.acl("/app") != "[{31 {digest "+id+"}}] 1" {
 		t.Errorf("after a start: %d, %s", got, c.acl("/app"))
 	}
-}
-
-func (c *client) watchedExists(path string) code {
-	c.t.Helper()
-	_, result := c.watched(opExists, path, false)
-	return result
 }
 
 // The hash is that of ZooKeeper: DigestAuthenticationProvider.generateDigest("super:admin").

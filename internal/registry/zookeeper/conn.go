@@ -47,16 +47,16 @@ type conn struct {
 	timeout time.Duration // of the session
 
 	// Of the goroutine that reads.
-	user  registry.User
-	token string
-	// identities that it has shown, for ACLs.
-	identities []znode.Identity
-	checked    time.Time
-	refused    error // why the client is nobody
-	warned     bool  // of a path that is not mapped
-	full       bool  // it was logged that the quota is used up
+	user    registry.User
+	token   string
+	checked time.Time
+	refused error // why the client is nobody
+	warned  bool  // of a path that is not mapped
+	full    bool  // it was logged that the quota is used up
 
-	watched map[string]struct{} // of tree.mu
+	// Of tree.mu. Only the goroutine that reads changes the identities, which the client has shown for ACLs.
+	watched    map[string]struct{}
+	identities []znode.Identity
 
 	mu     sync.Mutex
 	room   sync.Cond

@@ -145,6 +145,8 @@ func (c *conn) auth(ctx context.Context, d *decoder) error {
 		c.server.log.Warn("a client of ZooKeeper is refused", "client", c.from, "error", c.refused)
 		return failed(codeAuthFailed, "%v", c.refused)
 	}
+	c.tree.mu.Lock()
+	defer c.tree.mu.Unlock()
 	if !slices.Contains(c.identities, identity) && len(c.identities) < maxIdentities {
 		c.identities = append(c.identities, identity)
 	}
@@ -269,12 +271,17 @@ func (c *conn) read(xid int32, d *decoder, f func(*encoder) error) error {
 }
 
 func (c *conn) exists(e *encoder, path string, watched bool) error {
+	n := c.tree.find(path)
+	if n != nil {
+		if err := c.allows(n, znode.PermRead); err != nil {
+			return err
+		}
+	}
 	if watched {
 		if err := c.watch(path, watchData); err != nil {
 			return err
 		}
 	}
-	n := c.tree.find(path)
 	if n == nil {
 		return failed(codeNoNode, "no node")
 	}

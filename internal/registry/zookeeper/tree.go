@@ -321,8 +321,8 @@ func (t *tree) attach(n *node, z int64) {
 	p.children[nameOf(n.path)] = struct{}{}
 	p.stat.pzxid = z
 	p.stat.cversion++
-	t.fire(n.path, created)
-	t.fire(p.path, childrenChanged)
+	t.fire(n, created)
+	t.fire(p, childrenChanged)
 }
 
 func parentOf(path string) string {
@@ -377,7 +377,7 @@ func (t *tree) set(path string, source any, c content, z int64) {
 		t.attach(n, z)
 	case differs:
 		n.stat.mzxid, n.stat.mtime = c.mzxid, time.Now().UnixMilli()
-		t.fire(path, dataChanged)
+		t.fire(n, dataChanged)
 	}
 }
 
@@ -407,11 +407,11 @@ func (t *tree) detach(n *node, z int64) {
 	up.stat.pzxid = z
 	up.stat.cversion++
 	if n.source == nil && t.server.target(n.path).place == standing {
-		t.fireRecursive(n.path, n.path, deleted, nil) // to others it is there still
+		t.fireRecursive(n.path, n, deleted, nil) // to others it is there still
 	} else {
-		t.fire(n.path, deleted)
+		t.fire(n, deleted)
 	}
-	t.fire(up.path, childrenChanged)
+	t.fire(up, childrenChanged)
 	if len(up.children) == 0 && up.source == nil && up.path != "/" && !slices.Contains(fixed, up.path) {
 		t.detach(up, z)
 	}
@@ -422,10 +422,10 @@ var fixed = []string{
 	"", "/" + rootServices, "/" + rootDubbo, "/" + rootSystem, "/" + rootDubbo + "/" + mapping, "/" + rootDubbo + "/" + config, "/" + rootDubbo + "/" + metadata,
 }
 
-// fire the watches of a path.
-func (t *tree) fire(path string, e event) {
+// fire the watches of a node.
+func (t *tree) fire(n *node, e event) {
 	var told map[*conn]struct{}
-	for c, w := range t.watches[path] {
+	for c, w := range t.watches[n.path] {
 		var uses watch
 		switch e {
 		case created, dataChanged:
@@ -442,17 +442,17 @@ func (t *tree) fire(path string, e event) {
 			told = map[*conn]struct{}{}
 		}
 		told[c] = struct{}{}
-		t.send(c, path, e)
-		t.setWatch(path, c, w&^(uses&(watchData|watchChildren)))
+		t.send(c, n, e)
+		t.setWatch(n.path, c, w&^(uses&(watchData|watchChildren)))
 	}
 	if e != childrenChanged {
-		t.fireRecursive(parentOf(path), path, e, told)
+		t.fireRecursive(parentOf(n.path), n, e, told)
 	}
 }
 
-// fireRecursive tells those of a path who watch one of its parents, or itself where it is from, and all
+// fireRecursive tells those of a node who watch one of its parents, or itself where it is from, and all
 // that is below. told are those who know already.
-func (t *tree) fireRecursive(from, path string, e event, told map[*conn]struct{}) {
+func (t *tree) fireRecursive(from string, n *node, e event, told map[*conn]struct{}) {
 	if t.recursive == 0 {
 		return
 	}
@@ -463,7 +463,7 @@ func (t *tree) fireRecursive(from, path string, e event, told map[*conn]struct{}
 		for c, w := range t.watches[up] {
 			if _, twice := told[c]; !twice && w&watchRecursive != 0 {
 				told[c] = struct{}{}
-				t.send(c, path, e)
+				t.send(c, n, e)
 			}
 		}
 		if up == "/" {
@@ -472,9 +472,13 @@ func (t *tree) fireRecursive(from, path string, e event, told map[*conn]struct{}
 	}
 }
 
-func (t *tree) send(c *conn, path string, e event) {
+// send an event of a node to a client that may read it, as ZooKeeper does since 3.8.4 (NIOServerCnxn.process).
+func (t *tree) send(c *conn, n *node, e event) {
+	if c.allows(n, znode.PermRead) != nil {
+		return
+	}
 	t.server.core.Meters.Push(registry.ZooKeeper, time.Since(t.cause))
-	c.sendEvent(path, e)
+	c.sendEvent(n.path, e)
 }
 
 // setWatch replaces the watches of a connection on a path.
