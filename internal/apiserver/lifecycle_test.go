@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -190,6 +191,37 @@ func TestGracePeriod(t *testing.T) {
 		_, err := client.Get(t.Context(), k, key)
 		return apierrors.IsNotFound(err)
 	})
+}
+
+// TestDeletionNow: a workload that is deleted without a grace period is gone with one event.
+func TestDeletionNow(t *testing.T) {
+	client := shared.Client("system:test")
+	obj := object(t, descriptor(t, "Dataplane"), "gone-at-once")
+	created, err := client.Create(t.Context(), kind.Dataplane, obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := client.Watch(t.Context(), kind.Dataplane, resource.WatchOptions{
+		ListOptions: resource.ListOptions{Namespace: created.GetNamespace()}, ResourceVersion: created.GetResourceVersion(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if err := client.Delete(t.Context(), kind.Dataplane, resource.KeyOf(obj), resource.Preconditions{UID: created.GetUID(), Now: true}); err != nil {
+		t.Fatal(err)
+	}
+	for e := range w.ResultChan() {
+		o, ok := e.Object.(*meshv1alpha1.Dataplane)
+		if !ok || o.Name != created.GetName() {
+			continue // a bookmark, or another test's
+		}
+		if e.Type != watch.Deleted {
+			t.Errorf("event %s of %s before its deletion", e.Type, o.Name)
+			continue
+		}
+		return
+	}
 }
 
 func TestInformers(t *testing.T) {
