@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -496,9 +497,17 @@ func (s *Server) httpConfig(c *call) (any, error) {
 		return nil, errNoConfig
 	}
 	if strings.HasPrefix(c.URL.Path, "/nacos/v3/") {
-		return map[string]any{"content": o.Spec.Content, "contentType": typeOf(o), "md5": s.core.Configs.MD5(key)}, nil
+		return withDataKey(map[string]any{"content": o.Spec.Content, "contentType": typeOf(o), "md5": s.core.Configs.MD5(key)}, o), nil
 	}
 	return o.Spec.Content, nil
+}
+
+// withDataKey adds the key of an entry that its writer has encrypted, without which its content cannot be read.
+func withDataKey(answer map[string]any, o *meshv1alpha1.RegistryConfig) map[string]any {
+	if key := o.Annotations[registry.AnnotationEncryptedKey]; key != "" {
+		answer["encryptedDataKey"] = key
+	}
+	return answer
 }
 
 func (s *Server) httpPublish(c *call) (any, error) {
@@ -535,10 +544,10 @@ func (s *Server) httpSearch(c *call) (any, error) {
 	items := []map[string]any{}
 	for i, k := range keys[from:min(from+size, len(keys))] {
 		if o := s.core.Configs.Get(k); o != nil {
-			items = append(items, map[string]any{
+			items = append(items, withDataKey(map[string]any{
 				"id": strconv.FormatInt(int64(from+i+1), 10), "dataId": k.DataID, "group": k.Group, "groupName": k.Group, "content": o.Spec.Content, "md5": s.core.Configs.MD5(k),
 				"tenant": n.Tenant, "appName": o.Spec.Application, "type": typeOf(o), "lastModified": modifiedAt(o),
-			})
+			}, o))
 		}
 	}
 	return map[string]any{
