@@ -15,8 +15,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/locality"
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
