@@ -105,6 +105,7 @@ var layers = map[string]layer{
 	"internal/feed/cursor":              core,
 	"internal/feed/mirror":              core,
 	"internal/feed/history":             core,
+	"internal/feed/pulsar/claim":        core,
 	"internal/feed/redact":              core,
 	"internal/feed/seglog":              core,
 	"internal/feed/sink":                core,

@@ -104,6 +104,8 @@ type PulsarStatus struct {
 	Subscriptions int    `json:"subscriptions"`
 	// MaxConsumers that may be connected.
 	MaxConsumers int `json:"maxConsumers"`
+	// Topics that this instance serves, where there may be several.
+	Topics int `json:"topics,omitempty"`
 }
 
 // HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.

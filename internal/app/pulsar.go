@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/feed/pulsar"
+	"github.com/proxima-mesh/proxima/internal/feed/pulsar/claim"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/problem"
@@ -59,22 +60,12 @@ func checkPulsar(cfg *ControlPlaneConfig) error {
 }
 
 // newPulsar opens the port for readers, if it is on.
-func newPulsar(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) (*pulsarReaders, error) {
+func newPulsar(cfg ControlPlaneConfig, s *storage, a *api, i *instance, others *instances, log *slog.Logger) (*pulsarReaders, error) {
 	if cfg.Pulsar.Port == 0 || s.feed == nil {
 		return nil, nil
 	}
 	log = log.With("component", "pulsar")
 	objects, err := a.server.Stored()
-	if err != nil {
-		return nil, err
-	}
-	server, err := pulsar.New(pulsar.Config{
-		Feed: s.feed, Cursors: s.cursors, Store: s.store, Objects: objects, Kinds: fedKinds(objects.Prefix), Mesh: meshesOf(i.catalog),
-		Access: pulsarAccess{
-			access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")), newByCredential(),
-		},
-		CheckEvery: cfg.Pulsar.checkEvery, Metrics: s.metrics, Logger: log, Version: version.Get().Version,
-	})
 	if err != nil {
 		return nil, err
 	}
@@ -94,10 +85,31 @@ func newPulsar(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slo
 	if err != nil {
 		return nil, err
 	}
+	claims, alone := others.topicClaims(cfg, s, l.Addr(), log)
+	server, err := pulsar.New(pulsar.Config{
+		Feed: s.feed, Cursors: s.cursors, Store: s.store, Objects: objects, Kinds: fedKinds(objects.Prefix), Mesh: meshesOf(i.catalog),
+		Access: pulsarAccess{
+			access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")), newByCredential(),
+		},
+		Claims: claims, Alone: alone, CheckEvery: cfg.Pulsar.checkEvery, Metrics: s.metrics, Logger: log, Version: version.Get().Version,
+	})
+	if err != nil {
+		_ = l.Close()
+		return nil, err
+	}
 	return &pulsarReaders{server, registry.Listener(l, cfg.Pulsar.TLS, &tls.Config{
 		MinVersion: tls.VersionTLS12, CipherSuites: listener.CipherSuites(), Certificates: []tls.Certificate{certificate},
 		ClientAuth: tls.RequestClientCert, // the authenticator verifies it
 	})}, nil
+}
+
+// topicClaims say which instance serves a topic, and whether this is the only one; nil: there is never another.
+func (x *instances) topicClaims(cfg ControlPlaneConfig, s *storage, listening net.Addr, log *slog.Logger) (claims *claim.Claims, alone func() bool) {
+	if x.members == nil {
+		return nil, nil
+	}
+	self := claim.Owner{Name: instanceName(x.api.address), Address: net.JoinHostPort(advertisedHost(cfg.AdvertiseAddress, listening), portOf(listening))}
+	return claim.New(claim.Config{Store: s.store, Self: self, Logger: log}), func() bool { return len(x.members.List()) < 2 }
 }
 
 // fedKinds are those whose changes are in the feed.
@@ -142,6 +154,7 @@ func (p *pulsarReaders) status() *admin.PulsarStatus {
 	now := p.server.Status()
 	return &admin.PulsarStatus{
 		Address: p.listener.Addr().String(), Connections: now.Connections, Consumers: now.Consumers, Subscriptions: now.Subscriptions, MaxConsumers: now.MaxConsumers,
+		Topics: now.Topics,
 	}
 }
 

@@ -140,7 +140,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.registries, err = newRegistries(cfg, cp.storage, cp.api, cp.instance, cp.others, cp.log); err != nil {
 		return nil, err
 	}
-	if cp.readers, err = newPulsar(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
+	if cp.readers, err = newPulsar(cfg, cp.storage, cp.api, cp.instance, cp.others, cp.log); err != nil {
 		return nil, err
 	}
 	if cp.others.ballots != nil {

@@ -350,7 +350,11 @@ func (o *overview) print(out io.Writer) error {
 			fmt.Fprintf(w, "proxies\t%d follow, %d behind, %d reject a resource\n", p.Connected, p.Behind, p.Rejecting)
 		}
 		if p := cp.Pulsar; p != nil {
-			fmt.Fprintf(w, "pulsar\t%s, %d consumers of at most %d, %d subscriptions\n", p.Address, p.Consumers, p.MaxConsumers, p.Subscriptions)
+			topics := ""
+			if p.Topics > 0 {
+				topics = fmt.Sprintf(", %d topics are of this instance", p.Topics)
+			}
+			fmt.Fprintf(w, "pulsar\t%s, %d consumers of at most %d, %d subscriptions%s\n", p.Address, p.Consumers, p.MaxConsumers, p.Subscriptions, topics)
 		}
 		if len(cp.TopologyModes) > 0 {
 			fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))

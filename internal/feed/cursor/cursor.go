@@ -15,6 +15,8 @@ import (
 type Cursor struct {
 	all  *Cursors
 	name string
+	// fence are conditions of each write.
+	fence []store.Condition
 
 	writing sync.Mutex // held while the row is written
 
@@ -29,7 +31,7 @@ type Cursor struct {
 // Lost is closed when the cursor cannot be used any more, for the reason that Err returns.
 func (c *Cursor) Lost() <-chan struct{} { return c.lost }
 
-// Err is ErrDeleted, ErrMoved, ErrClosed, or nil.
+// Err is ErrDeleted, ErrMoved, ErrFenced, ErrClosed, or nil.
 func (c *Cursor) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,7 +104,7 @@ func (c *Cursor) update(ctx context.Context, change func(*State)) error {
 		if change != nil {
 			change(&s)
 		}
-		at, err := c.all.put(ctx, &s, modified)
+		at, err := c.all.put(ctx, &s, modified, c.fence...)
 		if err == nil {
 			c.mu.Lock()
 			c.modified = max(c.modified, at)
@@ -115,8 +117,13 @@ func (c *Cursor) update(ctx context.Context, change func(*State)) error {
 		c.mu.Lock()
 		c.dirty = true
 		c.mu.Unlock()
-		if !conflict(err) {
+		var failed *store.ConflictError
+		if !errors.As(err, &failed) {
 			return err
+		}
+		if slices.Contains(c.fence, failed.Condition) {
+			c.lose(ErrFenced)
+			continue
 		}
 		// Another instance has written it.
 		now, modified, err := c.all.read(ctx, c.name)
@@ -182,7 +189,7 @@ func (c *Cursor) Close(ctx context.Context) error {
 	err := c.Flush(ctx)
 	c.lose(ErrClosed)
 	c.all.forget(c)
-	if errors.Is(err, ErrClosed) || errors.Is(err, ErrDeleted) || errors.Is(err, ErrMoved) {
+	if errors.Is(err, ErrClosed) || errors.Is(err, ErrDeleted) || errors.Is(err, ErrMoved) || errors.Is(err, ErrFenced) {
 		return nil
 	}
 	return err

@@ -250,6 +250,40 @@ func TestTwoInstances(t *testing.T) {
 	})
 }
 
+// TestFence: what an instance acknowledges that may not write any more changes nothing, and its cursor is lost.
+func TestFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New(memory.Options{})
+		defer s.Close()
+		ctx := t.Context()
+		a, _ := instance(t, s)
+		b, _ := instance(t, s)
+		must(a.Create(ctx, "c", Exclusive, 0, nil))(t)
+		claim := func() store.Condition {
+			at := must(s.Commit(ctx, store.Txn{Ops: []store.Op{{Kind: store.Put, Key: "/claim"}}}))(t)
+			return store.Condition{Key: "/claim", Modified: at}
+		}
+		ca := must(a.OpenExpired(ctx, "c", claim()))(t)
+		if err := errors.Join(ca.Ack(0, 3), ca.Flush(ctx), ca.Ack(3, 9)); err != nil {
+			t.Fatal(err)
+		}
+		cb := must(b.OpenExpired(ctx, "c", claim()))(t)
+		if err := ca.Flush(ctx); !errors.Is(err, ErrFenced) {
+			t.Errorf("written by the former owner: %v", err)
+		}
+		if err := ca.Seek(ctx, 1); !errors.Is(err, ErrFenced) {
+			t.Errorf("sought by the former owner: %v", err)
+		}
+		<-ca.Lost()
+		if err := errors.Join(ca.Close(ctx), cb.Ack(3, 4), cb.Close(ctx)); err != nil {
+			t.Error(err)
+		}
+		if got := must(a.Get(ctx, "c"))(t); got.Mark != 4 || len(got.Acked) > 0 {
+			t.Errorf("it is %+v", got)
+		}
+	})
+}
+
 // TestModel compares random acknowledgements, seeks, writes and restarts of two instances with sets of positions.
 func TestModel(t *testing.T) {
 	for seed := range uint64(200) {

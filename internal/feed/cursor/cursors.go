@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -332,13 +333,14 @@ func (c *Cursors) Open(ctx context.Context, name string) (*Cursor, error) {
 }
 
 // OpenExpired is Open for who can go on from the live state of the store: an expired cursor is no error, and one with positions of
-// another history is set to the beginning, or to where Config.Elsewhere says.
-func (c *Cursors) OpenExpired(ctx context.Context, name string) (*Cursor, error) {
-	return c.opened(ctx, name, true)
+// another history is set to the beginning, or to where Config.Elsewhere says. The fence are conditions of all that is written: when one of
+// them does not hold any more, the cursor is lost (ErrFenced).
+func (c *Cursors) OpenExpired(ctx context.Context, name string, fence ...store.Condition) (*Cursor, error) {
+	return c.opened(ctx, name, true, fence...)
 }
 
-func (c *Cursors) opened(ctx context.Context, name string, expired bool) (*Cursor, error) {
-	cur := &Cursor{all: c, name: name, lost: make(chan struct{})}
+func (c *Cursors) opened(ctx context.Context, name string, expired bool, fence ...store.Condition) (*Cursor, error) {
+	cur := &Cursor{all: c, name: name, fence: fence, lost: make(chan struct{})}
 	cur.writing.Lock() // nobody writes it before it is read
 	defer cur.writing.Unlock()
 	c.mu.Lock()
@@ -379,8 +381,8 @@ func (c *Cursors) forget(cur *Cursor) {
 	}
 }
 
-// put writes a row that was modified last at a revision, and has the feed keep what it needs.
-func (c *Cursors) put(ctx context.Context, s *State, modified store.Revision) (store.Revision, error) {
+// put writes a row that was modified last at a revision, if all of a fence holds, and has the feed keep what it needs.
+func (c *Cursors) put(ctx context.Context, s *State, modified store.Revision, fence ...store.Condition) (store.Revision, error) {
 	row := *s
 	if len(row.Acked) > maxStored {
 		row.Acked = row.Acked[:maxStored]
@@ -394,7 +396,7 @@ func (c *Cursors) put(ctx context.Context, s *State, modified store.Revision) (s
 	}
 	key := keyOf(s.Name)
 	at, err := c.cfg.Store.Commit(ctx, store.Txn{
-		Conditions: []store.Condition{{Key: key, Modified: modified}}, Ops: []store.Op{{Kind: store.Put, Key: key, Value: value}},
+		Conditions: slices.Concat(fence, []store.Condition{{Key: key, Modified: modified}}), Ops: []store.Op{{Kind: store.Put, Key: key, Value: value}},
 	})
 	if err == nil {
 		c.keep(s.Name, s)

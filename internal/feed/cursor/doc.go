@@ -77,10 +77,12 @@ var (
 	ErrExists   = errors.New("there is a cursor of that name")
 	// ErrInUse: the cursor is open in this process.
 	ErrInUse = errors.New("the cursor is in use")
-	// ErrDeleted and ErrMoved are why an open cursor was lost.
+	// ErrDeleted, ErrMoved and ErrFenced are why an open cursor was lost.
 	ErrDeleted = errors.New("the cursor was deleted")
 	ErrMoved   = errors.New("the cursor was set to another position")
-	ErrClosed  = errors.New("the cursor is closed")
+	// ErrFenced: a condition of its writes does not hold any more.
+	ErrFenced = errors.New("the cursor is another instance's now")
+	ErrClosed = errors.New("the cursor is closed")
 	// ErrFull: too much is acknowledged apart from the mark. What is not is to be acknowledged first.
 	ErrFull = fmt.Errorf("more than %d ranges are acknowledged above a change that is not", MaxRanges)
 )

@@ -109,13 +109,24 @@ func (c *conn) partitions(ctx context.Context, q *wire.PartitionedMetadata) {
 	c.tell(&wire.Command{Type: ptr(int32(typePartitionedMetadataResponse)), PartitionedMetadataResponse: a})
 }
 
-// lookup answers that each instance of the control plane has all topics, by whichever address the client has come.
+// lookup answers which instance of the control plane serves a topic: this one, by whichever address the client has come, unless there are
+// others.
 func (c *conn) lookup(ctx context.Context, q *wire.Lookup) {
-	here := c.n.LocalAddr().String()
-	a := &wire.LookupResponse{
-		Request: q.Request, Response: ptr(int32(1)), Url: ptr("pulsar://" + here), UrlTls: ptr("pulsar+ssl://" + here), Authoritative: ptr(true), ThroughServiceUrl: ptr(true),
+	t, err := c.s.topicOf(ctx, q.GetTopic(), c.may())
+	at, through := c.n.LocalAddr().String(), true
+	if err == nil && c.s.cfg.Claims != nil {
+		owner, here, failed := c.s.cfg.Claims.Find(ctx, t.String())
+		switch {
+		case failed != nil:
+			err = refuse(wire.ServerError_SERVICE_NOT_READY, "topic %q: it is not known which instance of the control plane serves it: %v", q.GetTopic(), failed)
+		case !here || c.s.cfg.Alone == nil || !c.s.cfg.Alone():
+			at, through = owner.Address, false
+		}
 	}
-	if _, err := c.s.topicOf(ctx, q.GetTopic(), c.may()); err != nil {
+	a := &wire.LookupResponse{
+		Request: q.Request, Response: ptr(int32(1)), Url: ptr("pulsar://" + at), UrlTls: ptr("pulsar+ssl://" + at), Authoritative: ptr(true), ThroughServiceUrl: &through,
+	}
+	if err != nil {
 		c.s.meters.refused.Inc()
 		a = &wire.LookupResponse{Request: q.Request, Response: ptr(int32(2))}
 		a.Error, a.Message = codeOf(err)

@@ -23,13 +23,14 @@ func newMeters(s *Server) *meters {
 			connections:   prometheus.NewDesc("proxima_pulsar_connections", "Clients of Pulsar that are connected.", nil, nil),
 			consumers:     prometheus.NewDesc("proxima_pulsar_consumers", "Consumers of Pulsar that are connected.", nil, nil),
 			subscriptions: prometheus.NewDesc("proxima_pulsar_subscriptions", "Subscriptions of Pulsar that have consumers.", nil, nil),
+			topics:        prometheus.NewDesc("proxima_pulsar_topics", "Topics of Pulsar that this instance of several has claimed, and serves alone.", nil, nil),
 		},
 	}
 }
 
 type gauges struct {
-	s                                     *Server
-	connections, consumers, subscriptions *prometheus.Desc
+	s                                             *Server
+	connections, consumers, subscriptions, topics *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
@@ -37,6 +38,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- g.connections
 	ch <- g.consumers
 	ch <- g.subscriptions
+	ch <- g.topics
 }
 
 // Collect implements prometheus.Collector.
@@ -45,4 +47,5 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(g.connections, prometheus.GaugeValue, float64(now.Connections))
 	ch <- prometheus.MustNewConstMetric(g.consumers, prometheus.GaugeValue, float64(now.Consumers))
 	ch <- prometheus.MustNewConstMetric(g.subscriptions, prometheus.GaugeValue, float64(now.Subscriptions))
+	ch <- prometheus.MustNewConstMetric(g.topics, prometheus.GaugeValue, float64(now.Topics))
 }

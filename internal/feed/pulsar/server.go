@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/feed"
 	"github.com/proxima-mesh/proxima/internal/feed/cursor"
+	"github.com/proxima-mesh/proxima/internal/feed/pulsar/claim"
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -81,6 +82,10 @@ type Config struct {
 	Access Access
 	// Mesh of a namespace; false: there is no such namespace.
 	Mesh func(namespace string) (string, bool)
+	// Claims of topics, where several instances of a control plane may serve them. A server runs them. Nil: this instance serves all.
+	Claims *claim.Claims
+	// Alone reports whether there is no other instance: then clients stay at the address by which they have come. Nil: no.
+	Alone func() bool
 	// MaxConsumers that are connected; 0: DefaultMaxConsumers.
 	MaxConsumers int
 	// CheckEvery is how often the credentials and the rights of a connected client are checked; 0: DefaultCheckEvery.
@@ -135,6 +140,7 @@ func New(cfg Config) (*Server, error) {
 
 // Serve answers at l until ctx ends, and returns nil then. It closes l, and writes what was acknowledged before it returns. It must be called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	defer s.runClaims(ctx)()
 	ctx, cancel := context.WithCancel(ctx)
 	defer s.stop()
 	defer cancel()
@@ -168,6 +174,20 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
+// runClaims runs the claims until end is called: after that other instances serve the topics.
+func (s *Server) runClaims(ctx context.Context) (end func()) {
+	if s.cfg.Claims == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.cfg.Claims.Run(ctx) })
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
 func (s *Server) stop() {
 	s.mu.Lock()
 	for c := range s.conns {
@@ -192,13 +212,19 @@ type Status struct {
 	Subscriptions int    `json:"subscriptions"`
 	// MaxConsumers that may be connected.
 	MaxConsumers int `json:"maxConsumers"`
+	// Topics that this instance serves, of several; 0 also where it is the only one that may.
+	Topics int `json:"topics"`
 }
 
 // Status now.
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Status{Connections: len(s.conns), Consumers: s.consumers, Subscriptions: len(s.subs), MaxConsumers: s.cfg.MaxConsumers}
+	now := Status{Connections: len(s.conns), Consumers: s.consumers, Subscriptions: len(s.subs), MaxConsumers: s.cfg.MaxConsumers}
+	if s.cfg.Claims != nil {
+		now.Topics = s.cfg.Claims.Count()
+	}
+	return now
 }
 
 func (s *Server) turn(key string) *sync.Mutex {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/feed/cursor"
+	"github.com/proxima-mesh/proxima/internal/feed/pulsar/claim"
 	"github.com/proxima-mesh/proxima/internal/feed/pulsar/wire"
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -23,8 +24,9 @@ type subscription struct {
 	prefix    string // of the keys in the store
 	sharing   wire.Subscribe_Type
 	compacted bool
-	// cursor is nil if it is not durable.
+	// cursor is nil if it is not durable. Claim is of its topic then, if there may be several instances.
 	cursor *cursor.Cursor
+	claim  *claim.Claim
 	wake   chan struct{}
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when its goroutine has ended
@@ -120,7 +122,7 @@ func (s *Server) open(ctx context.Context, key string, t topic, q *wire.Subscrib
 	}
 	if q.GetDurable() {
 		if at, err = u.openCursor(ctx, q, at); err != nil {
-			return nil, err
+			return nil, errors.Join(err, u.closeCursor())
 		}
 	}
 	if err := u.reset(ctx, at); err != nil {
@@ -154,7 +156,25 @@ func (s *Server) initial(ctx context.Context, q *wire.Subscribe) (seglog.Positio
 	return seglog.Position(now), err
 }
 
+// takeClaim claims the topic, and returns the fence of what is written then.
+func (u *subscription) takeClaim(ctx context.Context) ([]store.Condition, error) {
+	claims := u.s.cfg.Claims
+	if claims == nil {
+		return nil, nil
+	}
+	var err error
+	if u.claim, err = claims.Take(ctx, u.topic.String()); err != nil {
+		return nil, refuse(wire.ServerError_SERVICE_NOT_READY, "%v: look the topic up again", err)
+	}
+	return []store.Condition{u.claim.Fence()}, nil
+}
+
+// openCursor returns the position that the cursor is at. What it has taken is left with closeCursor.
 func (u *subscription) openCursor(ctx context.Context, q *wire.Subscribe, at seglog.Position) (seglog.Position, error) {
+	fence, err := u.takeClaim(ctx)
+	if err != nil {
+		return 0, err
+	}
 	name := "pulsar/" + u.key
 	if _, err := u.s.cfg.Cursors.Get(ctx, name); errors.Is(err, cursor.ErrNotFound) {
 		properties := map[string]string{}
@@ -165,7 +185,7 @@ func (u *subscription) openCursor(ctx context.Context, q *wire.Subscribe, at seg
 			return 0, refuse(wire.ServerError_NOT_ALLOWED_ERROR, "subscription %q: %v", q.GetSubscription(), err)
 		}
 	}
-	c, err := u.s.cfg.Cursors.OpenExpired(ctx, name)
+	c, err := u.s.cfg.Cursors.OpenExpired(ctx, name, fence...)
 	if errors.Is(err, cursor.ErrInUse) {
 		return 0, refuse(wire.ServerError_CONSUMER_BUSY, "subscription %q: %v", q.GetSubscription(), err)
 	}
@@ -180,7 +200,11 @@ func (u *subscription) openCursor(ctx context.Context, q *wire.Subscribe, at seg
 	return state.Mark, nil
 }
 
+// closeCursor writes what is acknowledged, and frees the cursor; then another instance may have the topic.
 func (u *subscription) closeCursor() error {
+	if u.claim != nil {
+		defer u.claim.Release()
+	}
 	if u.cursor == nil {
 		return nil
 	}
@@ -240,9 +264,12 @@ func (u *subscription) item(key string, at seglog.Position) *item {
 // run reads and dispatches until ctx ends or the cursor is lost.
 func (u *subscription) run(ctx context.Context) {
 	defer close(u.ended)
-	var lost <-chan struct{}
+	var lost, elsewhere <-chan struct{}
 	if u.cursor != nil {
 		lost = u.cursor.Lost()
+	}
+	if u.claim != nil {
+		elsewhere = u.claim.Lost()
 	}
 	for {
 		changed := u.s.cfg.Feed.Log.Changed()
@@ -259,6 +286,10 @@ func (u *subscription) run(ctx context.Context) {
 		case <-changed:
 		case <-u.wake:
 		case <-lost:
+			u.s.running.Go(func() { u.s.drop(u) })
+			<-ctx.Done()
+		case <-elsewhere:
+			u.s.log.Info("a subscription ends here, as another instance may serve its topic; its consumers are disconnected", "subscription", u.key)
 			u.s.running.Go(func() { u.s.drop(u) })
 			<-ctx.Done()
 		case <-ctx.Done():
@@ -280,6 +311,9 @@ func (u *subscription) signal() {
 func (u *subscription) step(ctx context.Context) (again bool, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.claim != nil && !u.claim.Valid() {
+		return false, nil
+	}
 	if err := u.dispatch(ctx); err != nil {
 		return false, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/feed"
 	"github.com/proxima-mesh/proxima/internal/feed/cursor"
 	"github.com/proxima-mesh/proxima/internal/feed/pulsar"
+	"github.com/proxima-mesh/proxima/internal/feed/pulsar/claim"
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -43,20 +44,73 @@ type Plane struct {
 	Cursors *cursor.Cursors
 	Server  *pulsar.Server
 	stop    func()
+	// lease of the instance's claims; 0: there are no other instances.
+	lease time.Duration
 
 	mu      sync.Mutex
 	refused bool
+	cut     bool
 }
 
 // New starts a server, which ends with the test.
 func New(t testing.TB) *Plane {
 	t.Helper()
+	return Instances(t, 1, 0)[0]
+}
+
+// Instances starts servers on one store, as instances of a control plane whose claims of topics have a lease, 0: which claim nothing.
+func Instances(t testing.TB, n int, lease time.Duration) []*Plane {
+	t.Helper()
 	s := memory.New(memory.Options{})
 	t.Cleanup(func() { _ = s.Close() })
-	p := &Plane{t: t, Store: s, dir: t.TempDir(), Address: "127.0.0.1:0"}
-	p.start()
-	t.Cleanup(func() { p.stop() })
-	return p
+	var all []*Plane
+	for range n {
+		p := &Plane{t: t, Store: s, dir: t.TempDir(), Address: "127.0.0.1:0", lease: lease}
+		p.start()
+		t.Cleanup(func() { p.stop() })
+		all = append(all, p)
+	}
+	return all
+}
+
+// Cut has the store refuse all that the server asks for, or not any more. What is committed still comes to its feed.
+func (p *Plane) Cut(cut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = cut
+}
+
+// cuttable is the store of a server.
+type cuttable struct {
+	store.Store
+	p *Plane
+}
+
+var errCut = errors.New("the store cannot be reached")
+
+func (c cuttable) refused() error {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	if c.p.cut {
+		return errCut
+	}
+	return nil
+}
+
+// Commit implements store.Store.
+func (c cuttable) Commit(ctx context.Context, txn store.Txn) (store.Revision, error) {
+	if err := c.refused(); err != nil {
+		return 0, err
+	}
+	return c.Store.Commit(ctx, txn)
+}
+
+// Get implements store.Store.
+func (c cuttable) Get(ctx context.Context, key string, at store.Revision) (store.Record, bool, store.Revision, error) {
+	if err := c.refused(); err != nil {
+		return store.Record{}, false, 0, err
+	}
+	return c.Store.Get(ctx, key, at)
 }
 
 // Restart ends the server and starts another on the same store, at the same address.
@@ -66,6 +120,9 @@ func (p *Plane) Restart() {
 	p.start()
 }
 
+// Stop ends the server, which gives up its claims. Idempotent.
+func (p *Plane) Stop() { p.stop() }
+
 func (p *Plane) start() {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -73,11 +130,21 @@ func (p *Plane) start() {
 	if p.Feed, err = feed.Open(ctx, feed.Config{Store: p.Store, Prefix: "/registry/", Roots: []string{p.dir}}); err != nil {
 		p.t.Fatal(err)
 	}
-	if p.Cursors, err = cursor.New(ctx, cursor.Config{Store: p.Store, Feed: p.Feed}); err != nil {
+	own := cuttable{p.Store, p}
+	if p.Cursors, err = cursor.New(ctx, cursor.Config{Store: own, Feed: p.Feed}); err != nil {
 		p.t.Fatal(err)
 	}
+	l, err := net.Listen("tcp", p.Address)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.Address = l.Addr().String()
+	var claims *claim.Claims
+	if p.lease > 0 {
+		claims = claim.New(claim.Config{Store: own, Self: claim.Owner{Name: p.Address, Address: p.Address}, Duration: p.lease})
+	}
 	p.Server, err = pulsar.New(pulsar.Config{
-		Feed: p.Feed, Cursors: p.Cursors, Store: p.Store, Objects: objects{}, Kinds: kinds, Access: p, Version: "test",
+		Claims: claims, Feed: p.Feed, Cursors: p.Cursors, Store: own, Objects: objects{}, Kinds: kinds, Access: p, Version: "test",
 		Mesh: func(namespace string) (string, bool) {
 			mesh, ok := map[string]string{"shop": "blue", "default": "default"}[namespace]
 			return mesh, ok
@@ -86,11 +153,6 @@ func (p *Plane) start() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", p.Address)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.Address = l.Addr().String()
 	var running sync.WaitGroup
 	feedCtx, endFeed := context.WithCancel(context.Background())
 	running.Go(func() { _ = p.Feed.Run(feedCtx) })
