@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
@@ -264,11 +265,20 @@ func (f *Feed) Verify(ctx context.Context) (Verification, error) {
 		if ctx.Err() != nil {
 			return out, ctx.Err()
 		}
+		if err != nil && f.deleted(ctx, r) {
+			continue
+		}
 		if out.Offloaded++; err != nil {
 			out.Problems = append(out.Problems, fmt.Sprintf("%s: %v", f.cfg.Offload.Target(), err))
 		}
 	}
 	return out, nil
+}
+
+// deleted reports whether the target does not list a segment any more: its retention is over, or another one with redacted values has its place.
+func (f *Feed) deleted(ctx context.Context, r seglog.Remote) bool {
+	list, err := f.cfg.Offload.List(ctx)
+	return err == nil && !slices.Contains(list, r)
 }
 
 // offloadStatus is that of Status; nil: there is no target.

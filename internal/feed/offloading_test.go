@@ -235,6 +235,49 @@ func TestOffloadOfDamage(t *testing.T) {
 	}
 }
 
+// removing is a target at which a segment is deleted while it is read: by another instance, whose retention is over or which has redacted it.
+type removing struct {
+	blob.Target
+	name string // that ends so
+	part bool   // of it a part is read before
+}
+
+func (r *removing) Get(ctx context.Context, name string, w io.Writer) error {
+	if !strings.HasSuffix(name, r.name) {
+		return r.Target.Get(ctx, name, w)
+	}
+	if r.part {
+		if _, err := w.Write([]byte("a part")); err != nil {
+			return err
+		}
+	}
+	if err := r.Target.Delete(ctx, name); err != nil {
+		return err
+	}
+	if r.part {
+		return nil
+	}
+	return blob.ErrNotFound
+}
+
+// TestVerifyOfDeleted: a segment that is deleted at the target while all are verified is no damage.
+func TestVerifyOfDeleted(t *testing.T) {
+	for _, part := range []bool{false, true} {
+		r, place := stoppedRig(t), t.TempDir()
+		target := r.offloading(place)
+		r.start()
+		r.fill(200)
+		r.offloadNow()
+		files, _ := filepath.Glob(filepath.Join(place, "segments", "*", "*.seg"))
+		slices.Sort(files)
+		target.Target = &removing{Target: target.Target, name: filepath.Base(files[1]), part: part}
+		found, err := r.feed.Verify(t.Context())
+		if err != nil || len(found.Problems) > 0 || found.Offloaded != len(files)-1 {
+			t.Errorf("part %t: verified %d segments of %d: %+v, %v", part, found.Offloaded, len(files), found, err)
+		}
+	}
+}
+
 func TestOffloadRetention(t *testing.T) {
 	r, place := stoppedRig(t), t.TempDir()
 	r.offloading(place)
