@@ -24,6 +24,8 @@ type fedObjects struct {
 	records feedRecords
 	// memory is a directory for what is remembered of files.
 	memory string
+	// instance names this one where several share a store; empty: it is alone.
+	instance string
 }
 
 // feedObjects tells what keys and values of a feed stand for, and makes values anew.
@@ -51,7 +53,7 @@ func (a *api) openFeedReaders(cfg ControlPlaneConfig, s *storage, of fedObjects,
 		return err
 	}
 	a.redactions, err = redact.New(redact.Config{
-		Feed: s.feed, Store: s.feed.Store(), Objects: of.objects, Records: of.records, Kind: a.fedKind,
+		Instance: of.instance, Feed: s.feed, Store: s.feed.Store(), Objects: of.objects, Records: of.records, Kind: a.fedKind,
 		Memory: filepath.Join(of.memory, "feed-redactions.json"), Logger: log.With("component", "redactions"), Metrics: s.metrics,
 	})
 	return err
@@ -67,7 +69,11 @@ func (a *api) fedObjects(s *storage) (of fedObjects, err error) {
 		prefix := stored.Prefix(k, resource.Key{})
 		return prefix != "" && !skipFromFeed(prefix)
 	}
-	return fedObjects{objects: stored, kept: kept, records: feedRecords{sealed.NewRecords(s.store, s.keys)}, memory: s.dataDir}, nil
+	of = fedObjects{objects: stored, kept: kept, records: feedRecords{sealed.NewRecords(s.store, s.keys)}, memory: s.dataDir}
+	if s.shared() {
+		of.instance = instanceName(a.address)
+	}
+	return of, nil
 }
 
 // topic of Pulsar that the feed is published to if no other is named: one per zone.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/feed/history"
 	"github.com/proxima-mesh/proxima/internal/feed/redact"
 	"github.com/proxima-mesh/proxima/internal/feed/seglog"
@@ -195,6 +196,12 @@ func TestRedact(t *testing.T) {
 		}
 	}
 	gone("redacted")
+	if _, err := audit.Verify(p.cfg.DataDir, audit.WritesLog); err != nil {
+		t.Errorf("the audit log, after a redaction: %v", err)
+	}
+	if log, err := os.ReadFile(filepath.Join(p.cfg.DataDir, audit.WritesLog+".log")); err != nil || bytes.Contains(log, []byte(secret)) || !bytes.Contains(log, []byte("data.password")) {
+		t.Errorf("the audit log has the value, or not the redaction: %v", err)
+	}
 
 	// Of a Secret, which is encrypted in segments: its value then is the hash.
 	if err := p.client(p.rest).Delete(ctx, kind.Secret, resource.Key{Namespace: "default", Name: "app"}, resource.Preconditions{}); err != nil {

@@ -114,6 +114,9 @@ func (s *settings) redact(cmd *cobra.Command, f redactFlags, args []string) erro
 	if !done.Done {
 		return fmt.Errorf("redaction %s of %s is outstanding, and is tried again; see \"proxima feed redact --list\"", done.ID, what)
 	}
+	if !done.Everywhere() {
+		fmt.Fprintln(s.io.Err, "Other instances follow within a minute; see \"proxima feed redact --list\".")
+	}
 	fmt.Fprintf(s.io.Out, "redaction %s: %s is redacted at this instance of the control plane\n", done.ID, what)
 	return nil
 }
@@ -144,11 +147,34 @@ func printRedactions(out io.Writer, all []redact.Status) error {
 	fmt.Fprintln(w, "ID\tWHAT\tUP TO\tAGE\tBY\tSTATE")
 	for i := range all {
 		r := &all[i]
-		state := "done"
-		if !r.Done {
-			state = "outstanding: " + strings.Join(r.Outstanding, "; ")
-		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", r.ID, r.String(), r.UpTo, duration.HumanDuration(time.Since(r.Created)), orNone(r.By), state)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", r.ID, r.String(), r.UpTo, duration.HumanDuration(time.Since(r.Created)), orNone(r.By), redactionState(r))
 	}
 	return w.Flush()
 }
+
+// redactionState says where a redaction is done, and where it is not.
+func redactionState(r *redact.Status) string {
+	outstanding := func(why []string) string { return "outstanding: " + strings.Join(why, "; ") }
+	switch {
+	case r.Everywhere():
+		return "done"
+	case len(r.Instances) == 0:
+		return outstanding(r.Outstanding)
+	}
+	var parts []string
+	for i := range r.Instances {
+		n := &r.Instances[i]
+		state := "done"
+		if !n.Done {
+			state = outstanding(n.Outstanding)
+			if silent := time.Since(n.Reported); silent > redactionSilence {
+				state += " (it has not reported for " + duration.HumanDuration(silent) + ")"
+			}
+		}
+		parts = append(parts, n.Name+" "+state)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// redactionSilence is after how long it is said that an instance does not report: it does each hour.
+const redactionSilence = 2 * time.Hour

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -349,6 +350,9 @@ func (f *Feed) Release(name string) {
 
 // Store that the feed follows.
 func (f *Feed) Store() store.Store { return f.cfg.Store }
+
+// Roots are the directories that segments are in.
+func (f *Feed) Roots() []string { return slices.Clone(f.cfg.Roots) }
 
 // Epoch of the store that positions are revisions of.
 func (f *Feed) Epoch() string { return f.cfg.Store.Epoch() }

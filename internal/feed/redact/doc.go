@@ -27,6 +27,12 @@ const (
 	keyBytes     = 32
 	// passEvery is how often files that came back are looked for.
 	passEvery = 30 * time.Second
+
+	// progressPrefix of rows of the store that say how far an instance is. They are no secrets.
+	progressPrefix = "/proxima/feed/redacted/"
+	// reportEvery is how often an instance writes its row if nothing has changed; one that did not for forgetAfter is no instance any more.
+	reportEvery = time.Hour
+	forgetAfter = 7 * 24 * time.Hour
 )
 
 // Request for a redaction.
@@ -71,6 +77,28 @@ type Status struct {
 	Outstanding []string `json:"outstanding,omitempty"`
 	// Replaced are values that this instance has replaced since it was started, in each copy.
 	Replaced int `json:"replaced"`
+	// Instances of the control plane, by name, where there may be several; this one among them.
+	Instances []Instance `json:"instances,omitempty"`
+}
+
+// Instance is how far a redaction is at an instance of a control plane.
+type Instance struct {
+	Name string `json:"name"`
+	// Done and Outstanding as in Status.
+	Done        bool     `json:"done"`
+	Outstanding []string `json:"outstanding,omitempty"`
+	// Reported is when the instance has said so; it does each hour while it runs.
+	Reported time.Time `json:"reported"`
+}
+
+// Everywhere reports whether it is done at all instances.
+func (s *Status) Everywhere() bool {
+	for i := range s.Instances {
+		if !s.Instances[i].Done {
+			return false
+		}
+	}
+	return s.Done
 }
 
 // InvalidError reports a Request that cannot be.

@@ -19,10 +19,15 @@ func (r *Redactions) pass(ctx context.Context, relist bool) error {
 	r.turn.Lock()
 	defer r.turn.Unlock()
 	rows, err := r.load(ctx)
-	if err != nil || len(rows) == 0 {
+	if err != nil {
 		return err
 	}
 	p := &pass{Redactions: r, ctx: ctx, rows: rows, seen: map[string]bool{}}
+	absent := r.missing()
+	if len(rows) == 0 {
+		p.remember()
+		return nil
+	}
 	e := feed.Editing{Wanted: p.wanted, Editor: p.editor, Examined: p.note}
 	for _, one := range rows {
 		if one.Epoch == r.cfg.Store.Epoch() {
@@ -30,13 +35,16 @@ func (r *Redactions) pass(ctx context.Context, relist bool) error {
 		}
 	}
 	unedited, err := r.cfg.Feed.Edit(ctx, e, relist)
+	absent = append(absent, r.missing()...) // what was away for a moment, too, may have files that were not seen
+	slices.Sort(absent)
+	absent = slices.Compact(absent)
 	p.remember()
 	if err != nil {
 		return err
 	}
 	left := map[string][]string{}
 	for _, one := range rows {
-		left[one.ID] = []string{}
+		left[one.ID] = append([]string{}, absent...)
 		for _, u := range unedited {
 			if u.File == nil || one.concerns(*u.File) && !slices.Contains(u.File.Marks, one.ID) {
 				left[one.ID] = append(left[one.ID], u.Problem)
@@ -73,7 +81,7 @@ func (o *row) concerns(f seglog.SealedFile) bool {
 
 // missing are the redactions that may have something to change in a file.
 func (p *pass) missing(f seglog.SealedFile) (out []*row) {
-	known := p.examined[f.SHA256]
+	known := p.memory.Examined[f.SHA256]
 	for _, one := range p.rows {
 		if one.concerns(f) && !slices.Contains(f.Marks, one.ID) && !slices.Contains(known, one.ID) {
 			out = append(out, one)
@@ -94,7 +102,7 @@ func (p *pass) note(sha string) {
 		ids[i] = one.ID
 	}
 	p.seen[sha] = true
-	p.examined[sha] = ids
+	p.memory.Examined[sha] = ids
 	p.dirty = true
 }
 
@@ -103,13 +111,15 @@ func (p *pass) remember() {
 	if !p.dirty {
 		return
 	}
-	maps.DeleteFunc(p.examined, func(sha string, _ []string) bool { return !p.seen[sha] })
-	data, err := json.Marshal(p.examined)
+	if len(p.rows) > 0 {
+		maps.DeleteFunc(p.memory.Examined, func(sha string, _ []string) bool { return !p.seen[sha] })
+	}
+	data, err := json.Marshal(&p.memory)
 	if err == nil {
 		err = atomicfile.Write(p.cfg.Memory, data, 0o600)
 	}
 	if err != nil {
-		p.log.Warn("which segments of the change feed were examined for redactions is not noted; they are examined again after a restart", "error", err)
+		p.log.Warn("which segments of the change feed were examined for redactions, and which roots it has, is not noted; it is found out again after a restart", "error", err)
 		return
 	}
 	p.dirty = false

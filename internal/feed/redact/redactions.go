@@ -32,22 +32,36 @@ type Config struct {
 	Records Records
 	// Kind of a resource of the feed; nil: it has none of that name.
 	Kind func(group, resource string) *resource.Descriptor
-	// Memory is the path of a file that notes which segments were examined.
-	Memory  string
-	Logger  *slog.Logger          // nil: discard
-	Metrics prometheus.Registerer // nil: none
-	Now     func() time.Time      // nil: time.Now
+	// Memory is the path of a file that notes which segments were examined, and which roots there are.
+	Memory string
+	// Instance is the name of this one, if there may be others on the store; empty: there are none.
+	Instance string
+	Logger   *slog.Logger          // nil: discard
+	Metrics  prometheus.Registerer // nil: none
+	Now      func() time.Time      // nil: time.Now
 }
+
+// noted is what a restart must not forget.
+type noted struct {
+	// Examined tells which redactions have nothing to change in a file, by its SHA-256.
+	Examined map[string][]string `json:"examined"`
+	// Roots have marks, by their paths.
+	Roots map[string]string `json:"roots"`
+}
+
+func newMemory() noted { return noted{Examined: map[string][]string{}, Roots: map[string]string{}} }
 
 // Redactions of a control plane. Make them with New. Safe for concurrent use.
 type Redactions struct {
 	cfg Config
 	log *slog.Logger
 
-	turn sync.Mutex // held by a pass, which alone uses what follows
-	// examined tells which redactions have nothing to change in a file, by its SHA-256.
-	examined map[string][]string
-	dirty    bool // the file has not all of examined
+	turn   sync.Mutex // held by a pass, which alone uses what follows
+	memory noted
+	dirty  bool // the file has not all of the memory
+
+	reporting sync.Mutex // guards reported
+	reported  progress
 
 	mu       sync.Mutex
 	rows     map[string]*row     // by ID; what a row has never changes
@@ -65,15 +79,15 @@ func New(c Config) (*Redactions, error) {
 		c.Now = time.Now
 	}
 	r := &Redactions{
-		cfg: c, log: c.Logger, examined: map[string][]string{}, rows: map[string]*row{}, left: map[string][]string{}, replaced: map[string]int{},
+		cfg: c, log: c.Logger, memory: newMemory(), rows: map[string]*row{}, left: map[string][]string{}, replaced: map[string]int{},
 	}
 	data, err := os.ReadFile(c.Memory)
 	if err == nil {
-		err = json.Unmarshal(data, &r.examined)
+		err = json.Unmarshal(data, &r.memory)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("which segments of the change feed were examined for redactions cannot be read; all are examined again", "error", err)
-		r.examined = map[string][]string{}
+		r.memory = newMemory()
 	}
 	if c.Metrics != nil {
 		err := c.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -134,7 +148,14 @@ func (r *Redactions) Redact(ctx context.Context, q Request, by string) (*Status,
 	if err := r.pass(ctx, true); err != nil {
 		return nil, err
 	}
-	st := r.status(one)
+	if err := r.report(ctx); err != nil {
+		return nil, err
+	}
+	others, err := r.others(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st := r.among(r.status(one), others)
 	return &st, nil
 }
 
@@ -169,9 +190,13 @@ func (r *Redactions) List(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	others, err := r.others(ctx)
+	if err != nil {
+		return nil, err
+	}
 	out := make([]Status, 0, len(rows))
 	for _, one := range rows {
-		out = append(out, r.status(one))
+		out = append(out, r.among(r.status(one), others))
 	}
 	slices.SortStableFunc(out, func(a, b Status) int { return a.Created.Compare(b.Created) })
 	return out, nil
@@ -182,7 +207,7 @@ func (r *Redactions) status(one *row) Status {
 	defer r.mu.Unlock()
 	left, looked := r.left[one.ID]
 	if !looked {
-		left = []string{"this instance has not looked yet"}
+		left = []string{notLooked}
 	}
 	return Status{
 		ID: one.ID, Request: one.Request, By: one.By, Created: one.Created, UpTo: one.UpTo,
@@ -292,6 +317,9 @@ func (r *Redactions) Run(ctx context.Context) error {
 		}
 		if err := r.pass(ctx, false); err != nil && ctx.Err() == nil {
 			r.log.Warn("redactions of the change feed cannot be carried out; it is tried again", "error", err)
+		}
+		if err := r.report(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("how far this instance is with redactions is not told to the others; it is tried again", "error", err)
 		}
 	}
 }
