@@ -10,6 +10,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/feed"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // callLong is call without a bound on the time that it takes.
@@ -47,7 +48,8 @@ func newFeedVerify(s *settings) *cobra.Command {
 		Use:   "verify",
 		Short: "Check the checksums of the change feed",
 		Long: `Verify reads all sealed segments of the change feed, each copy of them, and those at the place of
---feed-offload, and checks their checksums. It fails if one is damaged, and names it.`,
+--feed-offload, and checks their checksums. It fails if one is damaged, and names it. The segment
+that is being written is not read.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var found feed.Verification
@@ -58,7 +60,10 @@ func newFeedVerify(s *settings) *cobra.Command {
 				fmt.Fprintln(s.io.Out, problem)
 			}
 			if n := len(found.Problems); n > 0 {
-				return fmt.Errorf("%d of %d segments are damaged", n, found.Local+found.Offloaded)
+				return &problem.Error{
+					Code: problem.FeedDamaged, Err: fmt.Errorf("%d of %d segments are damaged", n, found.Local+found.Offloaded),
+					Hint: "readers use another copy where there is one: delete the damaged file and restart the control plane, and it is copied again; without another copy its changes are lost, and readers go on behind them",
+				}
 			}
 			fmt.Fprintf(s.io.Out, "%d local and %d offloaded segments are whole\n", found.Local, found.Offloaded)
 			return nil

@@ -60,6 +60,9 @@ func TestGlobalScripts(t *testing.T) { runScripts(t, app.RoleGlobal, "memory", "
 // TestFeedScripts runs the scripts in testdata/feed against a control plane with a change feed, with the same commands.
 func TestFeedScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "sqlite", "feed") }
 
+// TestDamagedFeedScripts runs the scripts in testdata/feeddamage, which damage the segments of their control plane: there is one for them alone.
+func TestDamagedFeedScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "sqlite", "feeddamage") }
+
 func runScripts(t *testing.T, role app.Role, store, dir string) {
 	kubeconfig := startControlPlane(t, role, store)
 	testscript.Run(t, testscript.Params{
@@ -78,6 +81,7 @@ func runScripts(t *testing.T, role app.Role, store, dir string) {
 			"until":  until,
 			"report": report,
 			"edit":   edit,
+			"damage": damage,
 
 			"watch":     watch,
 			"seen":      seen,
@@ -164,6 +168,7 @@ func setUp(env *testscript.Env, kubeconfig string) error {
 	env.Setenv("KUBECONFIG", "")
 	env.Setenv("NAMESPACE", name)
 	env.Setenv("SERVER", restCfg.Host)
+	env.Setenv("PLANE", filepath.Dir(kubeconfig))
 	_, err = client.Create(context.Background(), kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	return err
 }
@@ -360,6 +365,19 @@ func edit(ts *testscript.TestScript, _ bool, args []string) {
 	cm.Data[args[1]] = args[2]
 	_, err = client.Update(ctx, kind.ConfigMap, cm)
 	ts.Check(err)
+}
+
+// damage changes a byte in the middle of the first file that a pattern matches.
+func damage(ts *testscript.TestScript, _ bool, args []string) {
+	files, err := filepath.Glob(args[0])
+	ts.Check(err)
+	if len(files) == 0 {
+		ts.Fatalf("no file is %s", args[0])
+	}
+	data, err := os.ReadFile(files[0])
+	ts.Check(err)
+	data[len(data)/2] ^= 1
+	ts.Check(os.WriteFile(files[0], data, 0o600))
 }
 
 // authority makes a kubeconfig that trusts another authority.

@@ -62,6 +62,7 @@ const (
 	FeedUnwritable     Code = "feed-unwritable"
 	FeedOff            Code = "feed-off"
 	FeedExpired        Code = "feed-expired"
+	FeedDamaged        Code = "feed-damaged"
 	MachinesGone       Code = "machines-gone"
 	ZonesApart         Code = "zones-apart"
 	TunnelFails        Code = "tunnel-fails"

@@ -64,6 +64,7 @@ func Definitions() []Definition {
 		{FeedUnwritable, "The change feed cannot be written, a place of it failed, or it has a gap; requests go on.", "Free space on the disk that the finding names, or name another with `--feed-root`."},
 		{FeedOff, "The control plane keeps no change feed, so there is no history.", "Start it with `--feed on` and a store on a disk."},
 		{FeedExpired, "The change feed does not reach back that far.", "Ask about a later time; a greater `--feed-retention` keeps more from now on."},
+		{FeedDamaged, "A segment of the change feed does not have its checksum.", "Where there is another copy, readers use it: delete the damaged file and restart the control plane, and it is copied again. Otherwise its changes are lost: readers are told which, and go on behind them. Look after the disk."},
 		{MachinesGone, "Machines are gone or not reachable, or may be.", "Switch the machine on or start its agent; `kubectl delete node NAME` if it is gone for good."},
 		{ZonesApart, "A zone and global are not connected, or not in step: deletions are held, or objects refused.", "Start what does not run; `proxima zone confirm` applies what is held."},
 		{RegistryTrouble, "Instances that clients of registries (Nacos, Eureka, ZooKeeper) registered cannot be reached or renewed, or a server has as many clients as it admits.", "As the finding says: a port of the protocol, another address, or another name."},
