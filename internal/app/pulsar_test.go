@@ -19,10 +19,12 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/feed/pulsar/wire"
+	"github.com/proxima-mesh/proxima/internal/feed/redact"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/registry"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -31,6 +33,7 @@ const (
 	pulsarConnect   = 2
 	pulsarSubscribe = 4
 	pulsarFlow      = 11
+	pulsarLookup    = 23
 )
 
 // pulsarClient is a connection of a client of Pulsar. Clients that applications use are in test/pulsar.
@@ -310,4 +313,85 @@ func TestPulsarNeedsAFeed(t *testing.T) {
 			t.Errorf("%v; want a refusal with %q", err, want)
 		}
 	}
+}
+
+// lookup of the topic of Services of namespace default.
+func (c *pulsarClient) lookup() *wire.LookupResponse {
+	c.t.Helper()
+	err := c.send(&wire.Command{Type: new(int32(pulsarLookup)), Lookup: &wire.Lookup{Topic: new("persistent://default/default/services"), Request: new(uint64(9))}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cmd, _, err := c.receive()
+	if err != nil || cmd.LookupResponse == nil {
+		c.t.Fatalf("the answer to a lookup is %v, %v", cmd, err)
+	}
+	return cmd.LookupResponse
+}
+
+// TestPulsarInstances: of two instances on one store one serves a topic, and the other leads clients there, until it ends. Redactions list both.
+func TestPulsarInstances(t *testing.T) {
+	s := memory.New(memory.Options{})
+	t.Cleanup(func() { s.Close() })
+	key := clusterKey(t)
+	var all [2]*clustered
+	for i := range all {
+		cfg := clusteredConfig(t.TempDir(), key)
+		cfg.Pulsar = PulsarConfig{Port: testkit.FreePort(t), TLS: registry.TLSOptional}
+		all[i] = startClustered(t, s, cfg)
+	}
+	token, _, err := all[0].cp.storage.tokens.Create(t.Context(), identity.ReadOnly, "inventory", time.Hour, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := func(of *clustered) (*pulsarClient, string) {
+		t.Helper()
+		at := of.cp.readers.status().Address
+		c := dialPulsar(t, at, nil)
+		if err := c.connect(token.Reveal()); err != nil {
+			t.Fatal(err)
+		}
+		return c, at
+	}
+	testkit.Eventually(t, "the instances know each other", func() bool {
+		return len(all[0].cp.others.members.List()) == 2 && len(all[1].cp.others.members.List()) == 2
+	})
+	first, at := client(all[0])
+	second, own := client(all[1])
+	for _, c := range []*pulsarClient{first, second, first} {
+		if a := c.lookup(); a.GetUrl() != "pulsar://"+at || a.GetUrlTls() != "pulsar+ssl://"+at || a.GetThroughServiceUrl() || a.GetResponse() != 1 {
+			t.Errorf("the topic is found at %v, want %s", a, at)
+		}
+	}
+	second.services("inventory")
+	if cmd, _, err := second.receive(); err != nil || cmd.Error.GetError() != wire.ServerError_SERVICE_NOT_READY || !strings.Contains(cmd.Error.GetMessage(), at) {
+		t.Errorf("at the wrong instance: %v, %v", cmd, err)
+	}
+	first.services("inventory")
+	if _, err := all[1].client.Create(t.Context(), kind.Service, portService(80)); err != nil {
+		t.Fatal(err)
+	}
+	first.seen(`"name":"web"`)
+	if a, b := all[0].cp.readers.status().Topics, all[1].cp.readers.status().Topics; a != 1 || b != 0 {
+		t.Errorf("the instances serve %d and %d topics", a, b)
+	}
+	testkit.Eventually(t, "both list both instances with a redaction", func() bool {
+		done, err := all[0].cp.api.redactions.List(t.Context())
+		if err == nil && len(done) == 0 {
+			_, err = all[0].cp.api.redactions.Redact(t.Context(), redact.Request{Resource: "configmaps", Namespace: "default", Name: "app", Field: "data.absent"}, "test")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := all[1].cp.api.redactions.List(t.Context())
+		return err == nil && len(done) == 1 && len(done[0].Instances) == 2 && done[0].Everywhere() && len(other) == 1 && len(other[0].Instances) == 2 && other[0].Everywhere()
+	})
+
+	all[0].stop()
+	testkit.Eventually(t, "the other instance serves the topic, alone", func() bool {
+		a := second.lookup()
+		return a.GetUrl() == "pulsar://"+own && a.GetThroughServiceUrl()
+	})
+	second.services("inventory")
+	second.seen(`"name":"web"`) // it was not acknowledged
 }
