@@ -23,7 +23,7 @@ func (r *Redactions) pass(ctx context.Context, relist bool) error {
 		return err
 	}
 	p := &pass{Redactions: r, ctx: ctx, rows: rows, seen: map[string]bool{}}
-	absent := r.missing()
+	absent := r.missingRoots()
 	if len(rows) == 0 {
 		p.remember()
 		return nil
@@ -35,7 +35,7 @@ func (r *Redactions) pass(ctx context.Context, relist bool) error {
 		}
 	}
 	unedited, err := r.cfg.Feed.Edit(ctx, e, relist)
-	absent = append(absent, r.missing()...) // what was away for a moment, too, may have files that were not seen
+	absent = append(absent, r.missingRoots()...) // what was away for a moment, too, may have files that were not seen
 	slices.Sort(absent)
 	absent = slices.Compact(absent)
 	p.remember()

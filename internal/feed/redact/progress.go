@@ -21,6 +21,13 @@ type progress struct {
 
 const notLooked = "the instance has not looked yet"
 
+// tell the other instances how far this one is. If that fails, it is tried again after the next pass.
+func (r *Redactions) tell(ctx context.Context) {
+	if err := r.report(ctx); err != nil && ctx.Err() == nil {
+		r.log.Warn("how far this instance is with redactions is not told to the others; it is tried again", "error", err)
+	}
+}
+
 // report to the other instances how far this one is, if there may be others. Errors: those of the store.
 func (r *Redactions) report(ctx context.Context) error {
 	if r.cfg.Instance == "" {

@@ -15,9 +15,9 @@ import (
 // markFile tells a root from an empty directory in its place, as when its disk is not mounted.
 const markFile = "feed-root.id"
 
-// missing roots, a text each: those whose disk is not the one that was there when this instance saw the root first. A root that is seen first gets
+// missingRoots returns a text for each root whose disk is not the one that was there when this instance saw the root first. A root that is seen first gets
 // a mark, which is remembered. It is called in the turn.
-func (r *Redactions) missing() (out []string) {
+func (r *Redactions) missingRoots() (out []string) {
 	for _, root := range r.cfg.Feed.Roots() {
 		path := filepath.Join(root, markFile)
 		data, err := os.ReadFile(path)

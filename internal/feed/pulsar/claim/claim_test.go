@@ -306,7 +306,7 @@ func TestRace(t *testing.T) {
 				for round := 0; ctx.Err() == nil; round++ {
 					c, err := i.Take(ctx, "t")
 					if err != nil {
-						time.Sleep(time.Duration(50+n) * time.Millisecond)
+						time.Sleep(time.Duration(500+n) * time.Millisecond)
 						continue
 					}
 					mu.Lock()
