@@ -10,7 +10,7 @@ type Overlay struct{ of Snapshot }
 // false if nothing did: the same version was there.
 func (o *Overlay) Set(key Key, d *meshv1alpha1.Dataplane) (c Change[*meshv1alpha1.Dataplane], ok bool) {
 	t, _ := tables[Dataplanes].(*tableKind[*meshv1alpha1.Dataplane])
-	if o.of.Dataplanes.rows == nil {
+	if o.of.Dataplanes.indexes == nil {
 		t.clear(&o.of)
 	}
 	c = Change[*meshv1alpha1.Dataplane]{Key: key, New: d}
@@ -31,7 +31,7 @@ func (o *Overlay) Set(key Key, d *meshv1alpha1.Dataplane) (c Change[*meshv1alpha
 // On is a snapshot with the Dataplanes of the overlay.
 func (o *Overlay) On(s *Snapshot) *Snapshot {
 	next := *s
-	if o.of.Dataplanes.rows == nil {
+	if o.of.Dataplanes.indexes == nil {
 		tables[Dataplanes].clear(&o.of)
 	}
 	next.Dataplanes = o.of.Dataplanes

@@ -4,7 +4,6 @@ import (
 	"iter"
 	"strings"
 
-	iradix "github.com/hashicorp/go-immutable-radix/v2"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -293,25 +292,25 @@ func ExportedService(e *mcs.ServiceExport) Key {
 
 // ExportsOf iterates the exports of a service, this zone's and those of other zones.
 func (s *Snapshot) ExportsOf(service Key) iter.Seq2[Key, *mcs.ServiceExport] {
-	return walk(s.ServiceExports.group(exportByService, service.Namespace+separator+service.Name), "")
+	return walk(s.ServiceExports.under(exportByService, service.Namespace+separator+service.Name))
 }
 
 // SlicesOf iterates the EndpointSlices whose label names the service, whoever
 // manages them.
 func (s *Snapshot) SlicesOf(service Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
-	return walk(s.Slices.group(sliceByService, service.Namespace+separator+service.Name), "")
+	return walk(s.Slices.under(sliceByService, service.Namespace+separator+service.Name))
 }
 
 // SlicesOfImport iterates the EndpointSlices whose label names the ServiceImport, whoever
 // manages them.
 func (s *Snapshot) SlicesOfImport(imported Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
-	return walk(s.Slices.group(sliceByImport, imported.Namespace+separator+imported.Name), "")
+	return walk(s.Slices.under(sliceByImport, imported.Namespace+separator+imported.Name))
 }
 
 // PlansOf iterates the parts of a service's plan by name, so the first part comes
 // first; there are none if the service is not planned.
 func (s *Snapshot) PlansOf(service Key) iter.Seq2[Key, *plannerv1alpha1.TrafficPlan] {
-	return walk(s.Plans.group(planByService, service.Namespace+separator+service.Name), "")
+	return walk(s.Plans.under(planByService, service.Namespace+separator+service.Name))
 }
 
 // PodsMatching iterates the pods of a namespace that carry all labels of the
@@ -328,23 +327,23 @@ func (s *Snapshot) DataplanesMatching(namespace string, selector map[string]stri
 
 // PodsOn iterates the pods that name a node.
 func (s *Snapshot) PodsOn(node string) iter.Seq2[Key, *corev1.Pod] {
-	return walk(s.Pods.group(workloadByNode, node), "")
+	return walk(s.Pods.under(workloadByNode, node))
 }
 
 // DataplanesOn iterates the Dataplanes that name a node.
 func (s *Snapshot) DataplanesOn(node string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
-	return walk(s.Dataplanes.group(workloadByNode, node), "")
+	return walk(s.Dataplanes.under(workloadByNode, node))
 }
 
 // PodsTagged iterates the pods, of all meshes, that are part of the service of a tag, which is
 // given as its hostname.
 func (s *Snapshot) PodsTagged(host string) iter.Seq2[Key, *corev1.Pod] {
-	return walk(s.Pods.group(workloadByTag, host), "")
+	return walk(s.Pods.under(workloadByTag, host))
 }
 
 // DataplanesTagged is the same for Dataplanes.
 func (s *Snapshot) DataplanesTagged(host string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
-	return walk(s.Dataplanes.group(workloadByTag, host), "")
+	return walk(s.Dataplanes.under(workloadByTag, host))
 }
 
 // ServicesSelecting iterates the services of a namespace whose selector matches
@@ -352,7 +351,7 @@ func (s *Snapshot) DataplanesTagged(host string) iter.Seq2[Key, *meshv1alpha1.Da
 func (s *Snapshot) ServicesSelecting(namespace string, labels map[string]string) iter.Seq2[Key, *corev1.Service] {
 	return func(yield func(Key, *corev1.Service) bool) {
 		for k, v := range labels {
-			for key, service := range walk(s.Services.group(serviceBySelector, labelValue(namespace, k, v)), "") {
+			for key, service := range walk(s.Services.under(serviceBySelector, labelValue(namespace, k, v))) {
 				if matches(service.Spec.Selector, labels) && !yield(key, service) {
 					return
 				}
@@ -363,25 +362,26 @@ func (s *Snapshot) ServicesSelecting(namespace string, labels map[string]string)
 
 func matching[T Row](t Table[T], namespace string, selector map[string]string) iter.Seq2[Key, T] {
 	return func(yield func(Key, T) bool) {
-		var rarest *iradix.Tree[T]
+		var rarest tree[T]
+		found := false
 		for k, v := range selector {
 			if !filed(k) {
 				continue
 			}
-			g := t.group(workloadByLabel, labelValue(namespace, k, v))
-			if g == nil {
+			rows := t.under(workloadByLabel, labelValue(namespace, k, v))
+			if rows.len == 0 {
 				return
 			}
-			if rarest == nil || g.Len() < rarest.Len() {
-				rarest = g
+			if !found || rows.len < rarest.len {
+				rarest, found = rows, true
 			}
 		}
 		if len(selector) == 0 {
 			return
 		}
 		candidates := t.Namespace(namespace)
-		if rarest != nil {
-			candidates = walk(rarest, "")
+		if found {
+			candidates = walk(rarest)
 		}
 		for key, row := range candidates {
 			if matches(selector, row.GetLabels()) && !yield(key, row) {
