@@ -75,6 +75,7 @@ var layers = map[string]layer{
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,
 	"internal/ratelimit":             base,
+	"internal/recent":                base,
 	"internal/scavenge":              base,
 	"internal/secretfile":            base,
 	"internal/servicetag":            base,

@@ -10,12 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/proxima-mesh/proxima/internal/recent"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // attributes are what selectors see of an object.
 func attributes(kind *resource.Descriptor) storage.AttrFunc {
-	var recent recentFields
+	var fieldsOf recentFields
 	return func(obj runtime.Object) (labels.Set, fields.Set, error) {
 		o, ok := obj.(resource.Object)
 		if !ok {
@@ -28,7 +29,7 @@ func attributes(kind *resource.Descriptor) storage.AttrFunc {
 		if kind.Fields != nil {
 			maps.Copy(set, kind.Fields(o))
 		}
-		return o.GetLabels(), recent.share(resource.KeyOf(o), set), nil
+		return o.GetLabels(), fieldsOf.share(resource.KeyOf(o), set), nil
 	}
 }
 
@@ -36,9 +37,8 @@ func attributes(kind *resource.Descriptor) storage.AttrFunc {
 // The watch cache keeps a map of 300 bytes and more for each version in its history
 // otherwise. The zero value is ready. Safe for concurrent use.
 type recentFields struct {
-	mu sync.Mutex
-	// young ones become the old ones when there are enough; the old ones are forgotten then.
-	young, old map[resource.Key]fields.Set
+	mu   sync.Mutex
+	sets recent.Cache[resource.Key, fields.Set]
 }
 
 // maxYoung bounds what is kept of objects that are gone: twice so many sets for each kind.
@@ -49,19 +49,10 @@ const maxYoung = 4096
 func (r *recentFields) share(key resource.Key, set fields.Set) fields.Set {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	earlier, ok := r.young[key]
-	if !ok {
-		earlier = r.old[key]
+	r.sets.Most = maxYoung
+	if earlier, ok := r.sets.Get(key); ok && maps.Equal(earlier, set) {
+		return earlier
 	}
-	if maps.Equal(earlier, set) {
-		set = earlier
-	}
-	if len(r.young) >= maxYoung && !ok {
-		r.young, r.old = nil, r.young
-	}
-	if r.young == nil {
-		r.young = map[resource.Key]fields.Set{}
-	}
-	r.young[key] = set
+	r.sets.Put(key, set)
 	return set
 }

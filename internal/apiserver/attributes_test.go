@@ -33,7 +33,7 @@ func TestRecentFields(t *testing.T) {
 			t.Fatal("an object that changes often is forgotten")
 		}
 	}
-	if n := len(recent.young) + len(recent.old); n > 2*maxYoung {
+	if n := recent.sets.Len(); n > 2*maxYoung {
 		t.Errorf("%d sets are kept, want %d at most", n, 2*maxYoung)
 	}
 }

@@ -42,6 +42,7 @@ func TestCompactShares(t *testing.T) {
 		own := func(s string) string { return strings.Clone(s) }
 		s := &discoveryv1.EndpointSlice{}
 		s.Namespace = own("default")
+		s.Labels, s.Annotations = map[string]string{own("app"): own("web")}, map[string]string{own("app"): own("WEB")}
 		s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: own("kubectl"), FieldsV1: metav1.NewFieldsV1(`{"f:ports":{}}`)}}
 		s.Endpoints = []discoveryv1.Endpoint{{Zone: new(own("zone-a")), NodeName: new(own("node-1"))}}
 		c.compact(s)
@@ -58,26 +59,54 @@ func TestCompactShares(t *testing.T) {
 			t.Errorf("the %s is in memory twice", name)
 		}
 	}
+	if reflect.ValueOf(a.Labels).Pointer() != reflect.ValueOf(b.Labels).Pointer() || reflect.ValueOf(a.Annotations).Pointer() != reflect.ValueOf(b.Annotations).Pointer() {
+		t.Error("the labels or annotations are in memory twice")
+	}
 	if a.ManagedFields[0].FieldsV1 != b.ManagedFields[0].FieldsV1 {
 		t.Error("the field set is in memory twice")
+	}
+}
+
+// TestCompactPairs: labels that differ stay as they are, also if their hashes are equal, and their keys are shared.
+func TestCompactPairs(t *testing.T) {
+	c := newCompactor(nil)
+	keys := map[*byte]bool{}
+	for i := range 3 {
+		m := c.equalPairs(map[string]string{strings.Clone("app"): fmt.Sprint("web", i), strings.Clone("zone"): "a"})
+		if m["app"] != fmt.Sprint("web", i) || m["zone"] != "a" || len(m) != 2 {
+			t.Errorf("labels %d are %v", i, m)
+		}
+		for k := range m {
+			keys[unsafe.StringData(k)] = true
+		}
+		c.pairs.Put(c.hash(m), map[string]string{"app": "other"})
+		if got := c.equalPairs(map[string]string{"app": fmt.Sprint("web", i), "zone": "a"}); len(got) != 2 {
+			t.Errorf("labels %d are those of another object: %v", i, got)
+		}
+	}
+	if len(keys) != 2 {
+		t.Errorf("two keys are in memory %d times", len(keys))
+	}
+	long := map[string]string{"text": strings.Repeat("x", maxShared)}
+	c.equalPairs(long)
+	if _, ok := c.pairs.Get(c.hash(long)); ok {
+		t.Error("long annotations are kept")
 	}
 }
 
 // TestCompactForgets: field sets that no object has any more do not stay.
 func TestCompactForgets(t *testing.T) {
 	c := newCompactor(nil)
-	for i := range 10 * maxYoungSets {
+	for i := range 10 * maxFieldSets {
 		c.compact(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
 			{FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(`{"f:%d":{}}`, i))},
-			{FieldsV1: metav1.NewFieldsV1(`{"f:` + strings.Repeat("x", maxSharedSet) + `":{}}`)},
+			{FieldsV1: metav1.NewFieldsV1(`{"f:` + strings.Repeat("x", maxShared) + `":{}}`)},
 		}}})
 	}
-	if n := len(c.young) + len(c.old); n > 2*maxYoungSets {
+	if n := c.fieldSets.Len(); n > 2*maxFieldSets {
 		t.Errorf("%d field sets are kept", n)
 	}
-	for set := range c.young {
-		if len(set) > maxSharedSet {
-			t.Errorf("a set of %d bytes is kept", len(set))
-		}
+	if _, ok := c.fieldSets.Get(`{"f:` + strings.Repeat("x", maxShared) + `":{}}`); ok {
+		t.Error("a large set is kept")
 	}
 }

@@ -33,6 +33,7 @@ var Dataplane = &resource.Descriptor{
 	New:     func() resource.Object { return &mesh.Dataplane{} },
 	NewList: func() runtime.Object { return &mesh.DataplaneList{} },
 
+	Compact:        compactDataplane,
 	Default:        on(defaultDataplane),
 	Prepare:        dataplaneParts.prepare,
 	PrepareStatus:  dataplaneParts.prepareStatus,
@@ -45,6 +46,34 @@ var Dataplane = &resource.Descriptor{
 	}),
 	Columns: dataplaneColumns(),
 	Cells:   of(dataplaneCells),
+}
+
+// compactDataplane: there are few meshes, nodes, accounts and names of ports.
+func compactDataplane(obj resource.Object, share func(*string)) {
+	d := obj.(*mesh.Dataplane)
+	share(&d.APIVersion)
+	share(&d.Kind)
+	share(&d.Spec.Mesh)
+	share(&d.Spec.NodeName)
+	share(&d.Spec.ServiceAccount)
+	d.Spec.Addresses, d.Spec.Ports = fitted(d.Spec.Addresses), fitted(d.Spec.Ports)
+	for i := range d.Spec.Ports {
+		p := &d.Spec.Ports[i]
+		share(&p.Name)
+		share(&p.Protocol)
+		each(share, p.AppProtocol)
+	}
+	d.Status.Conditions = fitted(d.Status.Conditions)
+	for i := range d.Status.Conditions {
+		c := &d.Status.Conditions[i]
+		share(&c.Type)
+		share((*string)(&c.Status))
+		share(&c.Reason)
+		share(&c.Message)
+	}
+	if l := d.Status.Lease; l != nil {
+		share(&l.Holder)
+	}
 }
 
 // warnDataplane: a service tag that cannot be a name forms no service.

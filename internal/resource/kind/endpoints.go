@@ -26,6 +26,7 @@ var Endpoints = &resource.Descriptor{
 	New:     func() resource.Object { return &corev1.Endpoints{} },
 	NewList: func() runtime.Object { return &corev1.EndpointsList{} },
 
+	Compact:  compactEndpoints,
 	Default:  on(defaultEndpoints),
 	Validate: compare(validateEndpoints),
 	Warnings: compare(endpointsWarnings),
@@ -36,6 +37,33 @@ var Endpoints = &resource.Descriptor{
 		ageColumn(),
 	},
 	Cells: of(func(e *corev1.Endpoints) []any { return []any{e.Name, endpointsCell(e), age(e)} }),
+}
+
+// compactEndpoints: there are few nodes, namespaces and names of ports.
+func compactEndpoints(obj resource.Object, share func(*string)) {
+	e := obj.(*corev1.Endpoints)
+	for i := range e.Subsets {
+		s := &e.Subsets[i]
+		for _, addresses := range [...][]corev1.EndpointAddress{s.Addresses, s.NotReadyAddresses} {
+			for j := range addresses {
+				each(share, addresses[j].NodeName)
+				compactTarget(addresses[j].TargetRef, share)
+			}
+		}
+		for j := range s.Ports {
+			p := &s.Ports[j]
+			share(&p.Name)
+			share((*string)(&p.Protocol))
+			each(share, p.AppProtocol)
+		}
+	}
+}
+
+// compactTarget shares what an endpoint stands for, but for what is its own.
+func compactTarget(ref *corev1.ObjectReference, share func(*string)) {
+	if ref != nil {
+		each(share, &ref.Kind, &ref.Namespace, &ref.APIVersion)
+	}
 }
 
 func defaultEndpoints(e *corev1.Endpoints) {

@@ -55,6 +55,7 @@ func compactEndpointSlice(obj resource.Object, share func(*string)) {
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		each(share, e.NodeName, e.Zone)
+		compactTarget(e.TargetRef, share)
 		if e.Hints == nil {
 			continue
 		}
