@@ -100,7 +100,7 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 	err = meta.EachListItem(list, func(item runtime.Object) error {
 		// Items share memory with the watch cache, and with the list.
 		if opts.Shared {
-			item = shallow(item)
+			item = s.sharedItem(item)
 		} else {
 			item = item.DeepCopyObject()
 		}
@@ -133,10 +133,11 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	if err != nil {
 		return nil, err
 	}
-	ctx = c.context(ctx, s, opts.Namespace)
 	return resource.MapWatch(w, func(in watch.Event) (watch.Event, bool) {
 		if opts.Shared && (in.Type == watch.Added || in.Type == watch.Modified) {
-			in.Object = c.cachedCopy(ctx, s, in.Object)
+			if kept := s.kept(in.Object); kept != nil {
+				in.Object = kept
+			}
 		}
 		// The cache wraps what it sends to several watchers.
 		if shared, ok := in.Object.(runtime.CacheableObject); ok {
@@ -153,23 +154,21 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	}), nil
 }
 
-// cachedCopy is the object of the watch cache in place of what a watch delivered, or that where the cache
-// has a newer one.
-func (c *Client) cachedCopy(ctx context.Context, s *served, made runtime.Object) runtime.Object {
-	m, err := meta.Accessor(made)
-	if err != nil || s.alias {
-		return made
+// kept is the watch cache's own object of the same version; nil: it has none.
+func (s *served) kept(obj runtime.Object) runtime.Object {
+	m, err := meta.Accessor(obj)
+	if err != nil || s.alias || s.storage == nil {
+		return nil
 	}
-	ctx = request.WithNamespace(ctx, m.GetNamespace())
-	// Version 0 is answered from the cache, with a new object that shares all it refers to.
-	got, err := s.front.Get(ctx, m.GetName(), &metav1.GetOptions{ResourceVersion: "0"})
-	if err != nil {
-		return made
+	return s.storage.Kept(m)
+}
+
+// sharedItem is an item of a list without the memory of the list.
+func (s *served) sharedItem(item runtime.Object) runtime.Object {
+	if kept := s.kept(item); kept != nil {
+		return kept
 	}
-	if g, err := meta.Accessor(got); err != nil || g.GetUID() != m.GetUID() || g.GetResourceVersion() != m.GetResourceVersion() {
-		return made
-	}
-	return got
+	return shallow(item)
 }
 
 // shallow copies an object, but nothing that it refers to.

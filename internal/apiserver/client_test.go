@@ -284,11 +284,19 @@ func TestClientShares(t *testing.T) {
 		return list[0]
 	}
 	a, b := get(true), get(true)
-	if a == b || data(a) != data(b) || data(a) != data(event.Object) {
+	if a != b || a != event.Object {
 		t.Error("lists and watches that share hold copies")
 	}
-	a.(*corev1.ConfigMap).Labels = nil // a field of the object is the caller's
-	if own := get(false); data(own) == data(b) || data(own) == data(created) || len(own.(*corev1.ConfigMap).Labels) == 0 {
+	if own := get(false); data(own) == data(a) || data(own) == data(created) || len(own.(*corev1.ConfigMap).Labels) == 0 {
 		t.Error("a list that does not share is not the caller's")
+	}
+	before := a.DeepCopyObject()
+	changed := a.DeepCopyObject().(*corev1.ConfigMap)
+	changed.Data = map[string]string{"k": "changed"}
+	if _, err := client.Update(ctx, k, changed); err != nil {
+		t.Fatal(err)
+	}
+	if now := get(true); now == a || now.(*corev1.ConfigMap).Data["k"] != "changed" || !goreflect.DeepEqual(a, before) {
+		t.Error("a list that shares has an old version, or changed it")
 	}
 }

@@ -36,6 +36,8 @@ type served struct {
 	// rest is what HTTP sees of front.
 	rest   rest.Storage
 	status *subresource
+	// storage of the kind, with what its watch cache has.
+	storage *kvstorage.Storage
 	// alias: stored as another type.
 	alias bool
 	// goType of the kind's objects.
@@ -73,7 +75,7 @@ func (s *Server) build(schemes *schemes) error {
 			return err
 		}
 		s.generic.RegisterDestroyFunc(r.Destroy)
-		s.add(&served{kind: kind, schemes: schemes, registry: r, front: r, rest: r})
+		s.add(&served{kind: kind, schemes: schemes, registry: r, front: r, rest: r, storage: options.Storage(kind.GroupResource())})
 	}
 	if err := s.specialize(options); err != nil {
 		return err

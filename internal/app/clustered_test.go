@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -58,6 +59,10 @@ func openClustered(t *testing.T, s store.Store, cfg ControlPlaneConfig) (*standa
 
 func startClustered(t *testing.T, s store.Store, cfg ControlPlaneConfig) *clustered {
 	t.Helper()
+	var detector resourcetest.Detector
+	if cfg.Wrap == nil {
+		cfg.Wrap = detector.Wrap
+	}
 	cp, err := openClustered(t, s, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +83,7 @@ func startClustered(t *testing.T, s store.Store, cfg ControlPlaneConfig) *cluste
 			t.Error(err)
 		}
 		cp.close()
+		detector.Check(t)
 	}}
 	t.Cleanup(c.stop)
 	select {

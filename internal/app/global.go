@@ -113,7 +113,7 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 	}
 	g.instance = &instance{log: g.log, views: stream.NewServer(stream.ServerConfig{Log: g.log})}
 	g.instance.catalog = catalog.New(catalog.Config{
-		Client: g.api.client, Descriptors: []*resource.Descriptor{kind.Namespace, kind.Node, kind.Mesh},
+		Client: g.api.client, Shared: true, Descriptors: []*resource.Descriptor{kind.Namespace, kind.Node, kind.Mesh},
 		Epoch: g.epoch, Logger: g.log.With("component", "catalog"),
 	})
 	g.api.nodes.catalog, g.api.cordons.catalog, g.api.dryRuns.global = g.instance.catalog, g.instance.catalog, g

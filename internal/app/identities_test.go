@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -47,8 +48,10 @@ func startMeshPlane(t *testing.T) *meshPlane {
 func startMeshPlaneOf(t *testing.T, site, cidr string) *meshPlane {
 	t.Helper()
 	dir := t.TempDir()
+	var detector resourcetest.Detector
 	ctx, cancel := context.WithCancel(context.Background())
 	cp, err := newStandalone(ctx, ControlPlaneConfig{
+		Wrap:  detector.Wrap,
 		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: testkit.FreePort(t), MachineID: t.Name(),
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}, Zone: site,
 	})
@@ -71,6 +74,9 @@ func startMeshPlaneOf(t *testing.T, site, cidr string) *meshPlane {
 		}
 		p.cp.close()
 		p.cp = nil
+		if detector.Check(t) == 0 {
+			t.Error("no object was shared")
+		}
 	}
 	t.Cleanup(p.stop)
 	p.await(ready, "the control plane")

@@ -73,7 +73,7 @@ type instance struct {
 func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (*instance, error) {
 	i := &instance{log: log, weights: &trafficplan.Table{}}
 	i.catalog = catalog.New(catalog.Config{
-		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
+		Client: a.client, Shared: true, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
 	})
 	i.acks = newAcknowledgements(instanceName(a.address), i.catalog, log)
 	a.nodes.catalog, a.members.catalog, a.tags.catalog = i.catalog, i.catalog, i.catalog

@@ -5,9 +5,8 @@
 // It owns the tables and the one goroutine that writes them, fed by list and
 // watch of a resource.Client. Enter at New; read with Catalog.Snapshot, follow
 // with Catalog.Subscribe. Objects in the catalog are shared by all readers:
-// they must not be changed, as they may share memory with the API's watch cache
-// (resource.ListOptions.Shared). Their managedFields are gone. The catalog never
-// writes to the API and never waits for a reader.
+// they must not be changed, as they may be those of the API's watch cache (Config.Shared). Nobody may
+// rely on their managedFields. The catalog never writes to the API and never waits for a reader.
 //
 // What is not in a table is gone: readers delete what depends on it. So no reader gets a table
 // before its kind was listed as a whole. A kind with an object that cannot be read
@@ -46,8 +45,11 @@ type Position struct {
 
 // Config of a Catalog.
 type Config struct {
-	// Client to read with. Objects that it hands out belong to the catalog.
+	// Client to read with. Objects that it hands out belong to the catalog, which drops their managedFields, unless they are Shared.
 	Client resource.Client
+	// Shared says that the client keeps the objects in memory anyway, for others: the tables hold them as they are
+	// (resource.ListOptions.Shared).
+	Shared bool
 	// Descriptors to follow. Those of kinds that the catalog has no table for are
 	// ignored, so that all may be passed; the table of a kind without a
 	// descriptor stays empty.
@@ -65,6 +67,7 @@ type Config struct {
 // Catalog keeps the newest Snapshot. Safe for concurrent use.
 type Catalog struct {
 	client  resource.Client
+	shared  bool
 	epoch   string
 	log     *slog.Logger
 	feeds   []feed
@@ -90,6 +93,7 @@ const inputBacklog = 1024
 func New(config Config) *Catalog {
 	c := &Catalog{
 		client: config.Client,
+		shared: config.Shared,
 		epoch:  config.Epoch,
 		log:    config.Logger,
 		inputs: make(chan input, inputBacklog),

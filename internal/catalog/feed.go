@@ -34,7 +34,7 @@ func (f feed) run(ctx context.Context, c *Catalog) {
 	_ = reflector.Run(ctx, reflector.Config{
 		Client:  c.client,
 		Kind:    f.descriptor,
-		Select:  resource.ListOptions{Shared: true}, // tables are never changed
+		Select:  resource.ListOptions{Shared: c.shared},
 		Backoff: retryPolicy,
 		Logger:  c.log,
 		Level:   slog.LevelWarn,
@@ -42,8 +42,10 @@ func (f feed) run(ctx context.Context, c *Catalog) {
 		if e.Type == reflector.Disconnected || e.Type == reflector.Resumed {
 			return nil
 		}
-		for _, obj := range e.Objects {
-			obj.SetManagedFields(nil)
+		if !c.shared {
+			for _, obj := range e.Objects {
+				obj.SetManagedFields(nil)
+			}
 		}
 		return c.send(ctx, input{
 			kind:     f.kind,

@@ -43,9 +43,8 @@ type ListOptions struct {
 	// Fields that the kind's descriptor lets select, besides metadata.name and
 	// metadata.namespace.
 	Fields fields.Selector
-	// Shared: what the objects refer to (maps, slices, pointers) may be memory of others, and
-	// the caller never changes it; the fields of the objects themselves are the caller's. It
-	// saves a copy of every object. A client that has nothing to share ignores it.
+	// Shared: the objects, and what they refer to, may be memory of others, and the caller never
+	// changes them. It saves a copy of every object. A client that has nothing to share ignores it.
 	Shared bool
 }
 

@@ -90,12 +90,17 @@ func NewRESTOptions(ctx context.Context, cfg RESTConfig) (*RESTOptions, error) {
 // Unreadable returns why objects of a resource cannot be listed, as stored data is damaged; nil:
 // they can, as far as is known.
 func (o *RESTOptions) Unreadable(group schema.GroupResource) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if s := o.stores[group]; s != nil {
+	if s := o.Storage(group); s != nil {
 		return s.Unreadable()
 	}
 	return nil
+}
+
+// Storage of a resource that a registry was made of; nil: there is none.
+func (o *RESTOptions) Storage(group schema.GroupResource) *Storage {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stores[group]
 }
 
 func defaultPrefix(group schema.GroupResource) string {

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -62,6 +63,10 @@ type Storage struct {
 	sampleSizes      atomic.Bool
 	unreadable       atomic.Pointer[error] // of the last list of the resource; see Unreadable
 
+	// kept is what the watch cache has, began when the clock of its events begins.
+	kept  kept
+	began time.Time
+
 	mu sync.Mutex
 	// followers are the watches that want progress; guarded by mu.
 	followers map[*watcher]struct{}
@@ -92,6 +97,8 @@ func New(cfg Config) (*Storage, error) {
 		compact:          cfg.Compact,
 		progressInterval: cfg.ProgressInterval,
 		followers:        map[*watcher]struct{}{},
+		kept:             kept{objects: map[types.UID]runtime.Object{}},
+		began:            time.Now(),
 	}, nil
 }
 

@@ -37,6 +37,7 @@ type watcher struct {
 	progress  bool
 	bookmark  bool // one after the initial events
 	initial   bool // send what exists first
+	cache     bool // the watch cache has what is sent
 	pred      storage.SelectionPredicate
 	after     store.Revision
 
@@ -62,6 +63,7 @@ func (s *Storage) Watch(ctx context.Context, key string, opts storage.ListOption
 		key:       key,
 		recursive: opts.Recursive,
 		progress:  opts.ProgressNotify,
+		cache:     opts.RecordTimestamps,
 		pred:      opts.Predicate,
 		after:     store.Revision(rv),
 		result:    make(chan watch.Event, resultBuffer),
@@ -125,6 +127,9 @@ func (w *watcher) unfollow() {
 // pump sends the initial events and then changes until something ends it.
 func (w *watcher) pump() error {
 	if w.initial {
+		if w.cache {
+			w.kept.reset()
+		}
 		if err := w.sendInitial(); err != nil {
 			return err
 		}
@@ -183,7 +188,7 @@ func (w *watcher) sendInitial() (err error) {
 			if !w.covers(rec.Key) {
 				continue
 			}
-			if err := w.emit(store.Event{Kind: store.Put, Record: rec}); err != nil {
+			if err := w.emit(store.Event{Kind: store.Put, Record: rec}, true); err != nil {
 				return err
 			}
 		}
@@ -208,7 +213,7 @@ func (w *watcher) deliver(batch store.Batch) error {
 		if !w.covers(e.Record.Key) {
 			continue
 		}
-		if err := w.emit(e); err != nil {
+		if err := w.emit(e, false); err != nil {
 			return err
 		}
 	}
@@ -220,7 +225,7 @@ func (w *watcher) deliver(batch store.Batch) error {
 
 // emit sends one change as this watch's selector sees it: an object that comes
 // into the selection is ADDED, one that leaves it is DELETED.
-func (w *watcher) emit(e store.Event) error {
+func (w *watcher) emit(e store.Event, initial bool) error {
 	rev := e.Record.Modified
 	var now, before runtime.Object
 	var err error
@@ -248,13 +253,28 @@ func (w *watcher) emit(e store.Event) error {
 	}
 	switch {
 	case isIn && wasIn:
-		w.send(watch.Event{Type: watch.Modified, Object: now})
+		w.sendObject(watch.Modified, now, initial)
 	case isIn:
-		w.send(watch.Event{Type: watch.Added, Object: now})
+		w.sendObject(watch.Added, now, initial)
 	case wasIn:
-		w.send(watch.Event{Type: watch.Deleted, Object: before})
+		w.sendObject(watch.Deleted, before, initial)
 	}
 	return nil
+}
+
+// sendObject sends what became of an object, and sees to what the watch cache has.
+func (w *watcher) sendObject(t watch.EventType, obj runtime.Object, initial bool) {
+	if w.cache {
+		if t == watch.Deleted {
+			w.kept.remove(obj)
+		} else {
+			w.kept.set(obj)
+		}
+		if !initial {
+			obj = w.age(obj)
+		}
+	}
+	w.send(watch.Event{Type: t, Object: obj})
 }
 
 func (w *watcher) selects(obj runtime.Object) bool {
