@@ -17,6 +17,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/recent"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -68,7 +69,9 @@ type Index struct {
 	arrived  atomic.Uint64
 	caughtUp uint64
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// records by annotation, which replicas have alike.
+	records  recent.Cache[string, record]
 	snapshot *catalog.Snapshot
 	position Position
 	// floor is below no position that is returned: see CatchUp.
@@ -151,7 +154,8 @@ func NewIndex(c IndexConfig) *Index {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Index{
-		config: c, log: c.Logger, ready: make(chan struct{}), snapshot: &catalog.Snapshot{}, services: map[Service]*entry{},
+		records: recent.Cache[string, record]{Most: maxRecords},
+		config:  c, log: c.Logger, ready: make(chan struct{}), snapshot: &catalog.Snapshot{}, services: map[Service]*entry{},
 		known: map[resource.Key]Service{}, nodes: map[netip.Addr][]string{}, plans: &trafficplan.Table{}, sites: sites.NewTable(string(cmp.Or(c.Site, locality.Local))),
 		names: map[string][]Service{}, count: map[Protocol]int{}, imported: map[Protocol]map[string]int{}, all: map[*Changes]struct{}{},
 	}
@@ -621,9 +625,25 @@ func (x *Index) setService(key resource.Key, object *corev1.Service, touched map
 	touched[e] = struct{}{}
 }
 
+// maxRecords that are remembered young.
+const maxRecords = 1024
+
+// record of a Dataplane, which shares memory with equal ones: instances of an index are not changed.
+func (x *Index) record(d *meshv1alpha1.Dataplane) (record, error) {
+	text := d.Annotations[AnnotationInstance]
+	if r, ok := x.records.Get(text); ok {
+		return r, nil
+	}
+	r, err := parseRecord(d)
+	if err == nil {
+		x.records.Put(text, r)
+	}
+	return r, err
+}
+
 func (x *Index) setDataplane(key resource.Key, before, after *meshv1alpha1.Dataplane, touched map[*entry]struct{}) {
 	if Registered(before) {
-		if r, err := parseRecord(before); err == nil {
+		if r, err := x.record(before); err == nil {
 			e := x.entry(ParseGrouped(key.Namespace, r.Service))
 			if in := e.own[key]; in != nil {
 				x.tally(in, -1)
@@ -636,7 +656,11 @@ func (x *Index) setDataplane(key resource.Key, before, after *meshv1alpha1.Datap
 	if !Registered(after) {
 		return
 	}
-	in, err := Parse(after)
+	r, err := x.record(after)
+	var in *Instance
+	if err == nil {
+		in, err = r.of(after)
+	}
 	if err != nil {
 		x.log.Warn("a dataplane is no instance of a registry, though its annotation says so", "error", err, "hint", "delete it; its client registers it again")
 		return

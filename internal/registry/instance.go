@@ -349,6 +349,11 @@ func Parse(d *meshv1alpha1.Dataplane) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.of(d)
+}
+
+// of a Dataplane, whose annotation it is. The instance shares its memory.
+func (r record) of(d *meshv1alpha1.Dataplane) (*Instance, error) {
 	in := &Instance{
 		Service: ParseGrouped(d.Namespace, r.Service), ID: r.ID, Cluster: r.Cluster, Ephemeral: r.Ephemeral, Metadata: r.Metadata, Detail: r.Detail,
 		Protocol: Protocol(d.Labels[LabelProtocol]), Zone: locality.Zone(d.Labels[corev1.LabelTopologyZone]), Node: d.Spec.NodeName,
@@ -369,6 +374,7 @@ func Parse(d *meshv1alpha1.Dataplane) (*Instance, error) {
 	if len(d.Spec.Addresses) == 0 {
 		return nil, fmt.Errorf("dataplane %s has no address", resource.KeyOf(d))
 	}
+	var err error
 	if in.Address, err = netip.ParseAddr(d.Spec.Addresses[0]); err != nil {
 		return nil, fmt.Errorf("read address of dataplane %s: %w", resource.KeyOf(d), err)
 	}
