@@ -18,13 +18,16 @@ const (
 	// collections, so it is for growth, and for when they are rare.
 	steadyPercent  = 100
 	growingPercent = 20
+	// mostGrowing is the most that it is while live memory grows, whatever that costs: of 30,000 instances that
+	// registered, 345 MB were resident with 40 percent and 417 with 100, for 3 % more of the time.
+	mostGrowing = 40
 	// costly and cheap are shares of the process' CPU time that collections take. Beyond costly the percentage is
 	// doubled, below cheap halved: half of it doubles what collections take, which stays below costly, so one
 	// does not follow the other. With 20 percent they took half of the time in which 20,000 instances registered,
 	// which lasted twice as long. The share is that of a second or more, as single collections differ.
 	costly, cheap = 0.35, 0.15
 	measured      = time.Second
-	// growth of live memory from one collection to the next, in percent, from which on it counts.
+	// growth of live memory, in percent, from which on it counts: from one collection to the next, or over several.
 	growth = 2
 	// steady is how many collections without growth end it. A burst has some at its end: after three of
 	// them the rest of it, 80 MB of insights, was allocated beside what lives.
@@ -36,9 +39,10 @@ const (
 
 // pace decides the percentage of GOGC by the live memory after each collection, and what collections cost.
 type pace struct {
+	// live memory that growth is measured from.
 	live    uint64
 	percent int
-	// growing is the percentage while live memory grows, from growingPercent to steadyPercent.
+	// growing is the percentage while live memory grows, from growingPercent to mostGrowing.
 	growing int
 	// idle collections are those without growth, one after the other.
 	idle int
@@ -49,12 +53,14 @@ type pace struct {
 // costly it has no effect. It returns the percentage.
 func (p *pace) collected(live uint64, since time.Duration, share float64) int {
 	grown := live > p.live+p.live*growth/100
-	p.live = live
+	if grown || live < p.live {
+		p.live = live
+	}
 	switch {
 	case since >= rare:
 		p.growing = growingPercent
 	case share > costly:
-		p.growing = min(2*p.growing, steadyPercent)
+		p.growing = min(2*p.growing, mostGrowing)
 	case share < cheap:
 		p.growing = max(p.growing/2, growingPercent)
 	}

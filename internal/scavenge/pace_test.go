@@ -40,10 +40,14 @@ func TestPace(t *testing.T) {
 	for range 5 {
 		p.collected(p.live, 0, 1)
 	}
-	check("more, at the highest cost", 130, 0, 1, steadyPercent)
-	check("more, at a low cost", 140, 0, cheap-0.01, steadyPercent/2)
+	check("more, at the highest cost", 130, 0, 1, mostGrowing)
+	check("more, at a low cost", 140, 0, cheap-0.01, mostGrowing/2)
+	for live := uint64(140); live < 200; live++ {
+		check("slowly more", live, 0, middling, p.growing)
+	}
+	check("more", 220, 0, middling, p.growing)
 	settle()
-	check("a rare one, at a high cost", 140, rare, 1, growingPercent)
+	check("a rare one, at a high cost", p.live, rare, 1, growingPercent)
 }
 
 // TestShare: of the time between two readings, and nothing of none.
