@@ -425,11 +425,25 @@ func (r *Registrar) Remove(ctx context.Context, key resource.Key, user User) err
 	return r.replaceOrRemove(ctx, have)
 }
 
+// remove an instance as it was read: one that another instance of the control plane has taken over meanwhile, because its client came
+// there, stays.
 func (r *Registrar) remove(ctx context.Context, d *meshv1alpha1.Dataplane) error {
-	key := resource.KeyOf(d)
-	err := r.config.Client.Delete(ctx, kind.Dataplane, key, resource.Preconditions{UID: d.UID, Now: true})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("remove instance %s: %w", key, err)
+	key, owner := resource.KeyOf(d), d.Annotations[AnnotationOwner]
+	for now := d; ; {
+		err := r.config.Client.Delete(ctx, kind.Dataplane, key, resource.Preconditions{UID: now.UID, ResourceVersion: now.ResourceVersion, Now: true})
+		if apierrors.IsConflict(err) {
+			now, err = r.get(ctx, key)
+			if err == nil && now != nil && now.UID == d.UID {
+				if now.Annotations[AnnotationOwner] != owner {
+					return nil
+				}
+				continue // something else changed, as its health
+			}
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("remove instance %s: %w", key, err)
+		}
+		break
 	}
 	r.mu.Lock()
 	r.removed[d.UID] = time.Now()

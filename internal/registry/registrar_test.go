@@ -240,6 +240,46 @@ func TestOwnerGone(t *testing.T) {
 	})
 }
 
+// What changes between the read of an instance and its deletion decides: an instance that another instance of the control plane has taken
+// over stays; one whose health was set goes.
+func TestRemovedMeanwhile(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(d *meshv1alpha1.Dataplane)
+		left   int
+	}{
+		{"taken over", func(d *meshv1alpha1.Dataplane) { d.Annotations[AnnotationOwner] = "cp-2" }, 1},
+		{"another annotation", func(d *meshv1alpha1.Dataplane) { d.Annotations["example.com/note"] = "x" }, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				defer r.stop()
+				s := r.open(Nacos, User{}, 0)
+				in := orders(8080)
+				r.register(s, in)
+				once := false
+				r.client.Intercept(func(call resourcetest.Call) error {
+					if call.Verb != resourcetest.Delete || once {
+						return nil
+					}
+					once = true
+					d := r.dataplanes()[0].DeepCopy()
+					c.change(d)
+					_, err := r.client.Update(t.Context(), kind.Dataplane, d)
+					return err
+				})
+				if err := s.Deregister(t.Context(), in.Key()); err != nil {
+					t.Fatal(err)
+				}
+				if all := r.dataplanes(); !once || len(all) != c.left {
+					t.Errorf("left: %v", all)
+				}
+			})
+		})
+	}
+}
+
 // What an operator sets at run time outlives the client's next registration, unless it wants
 // something else than before.
 func TestOperatorsWeight(t *testing.T) {
