@@ -95,8 +95,7 @@ func (s Service) Grouped() string {
 	return s.Group + groupSeparator + s.Name
 }
 
-// ParseGrouped reads [GROUP@@]NAME.
-// ParseGrouped reads what Grouped wrote.
+// ParseGrouped reads what Grouped wrote: [GROUP@@]NAME.
 func ParseGrouped(namespace, text string) Service {
 	if group, name, ok := strings.Cut(text, groupSeparator); ok {
 		return Service{Namespace: namespace, Group: group, Name: name}
