@@ -43,9 +43,10 @@ var extended = []string{"--set", "webhook.enabled=true", "--set", "aggregatedAPI
 func TestDryRun(t *testing.T) {
 	b := newBench(t)
 	b.kubectl("", "create", "namespace", manifests.Namespace)
+	volumes := []string{"--set", "feed.enabled=true", "--set", "feed.persistence.enabled=true", "--set", "feed.offload=s3://bucket/prefix"}
 	for _, preset := range manifests.Presets() {
 		t.Run(preset, func(t *testing.T) {
-			out := b.kubectl(b.manifests(preset, extended...), "apply", "--dry-run=server", "--validate=strict", "--server-side", "-f", "-")
+			out := b.kubectl(b.manifests(preset, append(volumes, extended...)...), "apply", "--dry-run=server", "--validate=strict", "--server-side", "-f", "-")
 			t.Logf("%d objects", strings.Count(out, "(server dry run)"))
 			if strings.Contains(strings.ToLower(out), "warning") {
 				t.Errorf("kubectl warns:\n%s", out)
