@@ -42,7 +42,7 @@ type node[E named] struct {
 	// edit that made the node, and may change it.
 	edit  uint64
 	items []E
-	// firsts divide the children: no key in a child is below its own, but for the first child's, nor reaches the next one's.
+	// firsts divide the children, ascending: no key in a child is below its own, nor reaches the next one's.
 	firsts   []Key
 	children []*node[E]
 }
@@ -160,6 +160,9 @@ func (x *treeTxn[E]) putIn(n *node[E], key Key, item E) (left, right *node[E]) {
 		return x.split(n)
 	}
 	i := n.child(key)
+	if compareKeys(key, n.firsts[i]) < 0 { // below all: what splits off the first child must follow its divider
+		n.firsts[i] = key
+	}
 	left, right = x.putIn(n.children[i], key, item)
 	n.children[i] = left
 	if right != nil {
@@ -247,7 +250,7 @@ func (x *treeTxn[E]) join(n *node[E], i int) {
 		return
 	}
 	left, right := x.own(n.children[i]), n.children[i+1]
-	// The first divider of a node may be above its keys; that of its parent is not.
+	// What divides the two is the parent's: the first divider of the right node may be above keys that were there.
 	left.items, left.children = append(left.items, right.items...), append(left.children, right.children...)
 	if len(right.firsts) > 0 {
 		left.firsts = append(append(left.firsts, n.firsts[i+1]), right.firsts[1:]...)

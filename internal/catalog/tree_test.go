@@ -59,6 +59,45 @@ func TestTree(t *testing.T) {
 	}
 }
 
+// TestTreeAnyOrder fills empty trees in many orders, and empties them in others: what was put is there until it is removed.
+func TestTreeAnyOrder(t *testing.T) {
+	const names = 600
+	pods := make([]*corev1.Pod, names)
+	for i := range pods {
+		pods[i] = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%03d", i)}}
+	}
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		model := map[Key]*corev1.Pod{}
+		x := tree[*corev1.Pod]{}.txn()
+		step := func(k int, change func(p *corev1.Pod)) {
+			change(pods[k])
+			if random.IntN(40) == 0 {
+				checkTree(t, x.tree, sorted(model))
+				x = x.txn()
+			}
+		}
+		for _, k := range random.Perm(names) {
+			step(k, func(p *corev1.Pod) { x.put(p); model[keyOf(p)] = p })
+		}
+		checkTree(t, x.tree, sorted(model))
+		for i, k := range random.Perm(names) {
+			step(k, func(p *corev1.Pod) { x.remove(keyOf(p)); delete(model, keyOf(p)) })
+			if i%3 == 0 {
+				again := pods[random.IntN(names)]
+				x.put(again)
+				model[keyOf(again)] = again
+			}
+		}
+		checkTree(t, x.tree, sorted(model))
+		for _, p := range pods {
+			if got, ok := x.get(keyOf(p)); got != model[keyOf(p)] || ok != (got != nil) {
+				t.Fatalf("seed %d: get %s: %v, %t", seed, keyOf(p), got, ok)
+			}
+		}
+	}
+}
+
 func sorted(model map[Key]*corev1.Pod) []*corev1.Pod {
 	all := make([]*corev1.Pod, 0, len(model))
 	for _, p := range model {
@@ -100,13 +139,16 @@ func checkNode(t *testing.T, n *node[*corev1.Pod]) (depth int) {
 		t.Fatalf("a node of %d items, %d children, %d dividers", len(n.items), len(n.children), len(n.firsts))
 	}
 	for i, c := range n.children {
+		if i > 0 && compareKeys(n.firsts[i-1], n.firsts[i]) >= 0 {
+			t.Fatalf("the divider %s follows %s", n.firsts[i], n.firsts[i-1])
+		}
 		d := checkNode(t, c) + 1
 		if i > 0 && d != depth {
 			t.Fatalf("leaves %d and %d deep", d, depth)
 		}
 		depth = d
 		c.each(0, func(p *corev1.Pod) bool {
-			if key := keyOf(p); i > 0 && compareKeys(key, n.firsts[i]) < 0 || i+1 < len(n.firsts) && compareKeys(key, n.firsts[i+1]) >= 0 {
+			if key := keyOf(p); compareKeys(key, n.firsts[i]) < 0 || i+1 < len(n.firsts) && compareKeys(key, n.firsts[i+1]) >= 0 {
 				t.Fatalf("%s is in the wrong child of %d", key, len(n.children))
 			}
 			return true
