@@ -225,6 +225,7 @@ var layers = map[string]layer{
 	"internal/node/healthcheck":         adapter,
 	"internal/node/local":               adapter,
 	"internal/proxy/account":            adapter,
+	"internal/proxy/ebpf":               adapter,
 	"internal/proxy/iptables":           adapter,
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/permit":             adapter,
@@ -337,6 +338,7 @@ var onlyImporters = map[string][]string{
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 
 	"github.com/apache/pulsar-client-go": {"internal/feed/sink/pulsarsink"},
+	"github.com/cilium/ebpf":             {"internal/proxy/ebpf"},
 	"github.com/jackc/pgx":               {"internal/store/postgres"},
 	"github.com/minio/minio-go":          {"internal/blob"},
 	"go.etcd.io/etcd":                    {"internal/store/etcd"},
