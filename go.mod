@@ -60,6 +60,7 @@ require (
 	github.com/RoaringBitmap/roaring/v2 v2.8.0 // indirect
 	github.com/ardielle/ardielle-go v1.5.2 // indirect
 	github.com/bits-and-blooms/bitset v1.12.0 // indirect
+	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/emirpasic/gods v1.18.1 // indirect
 	github.com/go-viper/mapstructure/v2 v2.5.0 // indirect
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect

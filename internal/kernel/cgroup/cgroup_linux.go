@@ -63,6 +63,24 @@ func Find() (*Hierarchy, error) {
 	return &Hierarchy{mount: mount, own: own}, nil
 }
 
+// Root is the directory where this machine's cgroups of version 2 are mounted, all of them. An error is an
+// *UnavailableError.
+func Root() (string, error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", &UnavailableError{Reason: err.Error()}
+	}
+	mount := parseMounts(string(mounts))
+	if mount == "" {
+		return "", &UnavailableError{Reason: "cgroup version 2 is not mounted (file system cgroup2)"}
+	}
+	// The root alone has no cgroup.events (cgroup-v2.rst). A container sees its own cgroup in its place.
+	if _, err := os.Lstat(filepath.Join(mount, "cgroup.events")); err == nil {
+		return "", &UnavailableError{Reason: mount + " is the cgroup of a container, not the machine's root"}
+	}
+	return mount, nil
+}
+
 func (h *Hierarchy) dir(p string) string { return filepath.Join(h.mount, p) }
 
 // Group is the cgroup of a workload, held by this process.

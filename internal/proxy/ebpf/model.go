@@ -81,9 +81,11 @@ type port struct {
 	state  *proxy.PortState
 	claims []claim
 	lists  map[listKey]*list
-	// sums of connections that lists counted which are gone, IPv4 and IPv6.
-	sums [2]uint64
+	tally  *tally
 }
+
+// tally of a service port: the sums of what lists counted that are gone, IPv4 and IPv6.
+type tally struct{ sums [2]uint64 }
 
 // meshes is what of an isolation matters here.
 type meshes struct {
@@ -148,7 +150,7 @@ func (m *model) set(name proxy.PortName, state *proxy.PortState, d *delta) {
 		old.state = state
 		return
 	}
-	next := &port{state: state}
+	next := &port{state: state, tally: &tally{}}
 	if state != nil {
 		m.plan(next)
 	}
@@ -159,7 +161,7 @@ func (m *model) set(name proxy.PortName, state *proxy.PortState, d *delta) {
 func (m *model) again(match func(*proxy.PortState) bool, d *delta) {
 	for name, p := range m.ports {
 		if match(p.state) {
-			next := &port{state: p.state}
+			next := &port{state: p.state, tally: &tally{}}
 			m.plan(next)
 			m.replace(name, p, next, d)
 		}
@@ -168,7 +170,7 @@ func (m *model) again(match func(*proxy.PortState) bool, d *delta) {
 
 func (m *model) replace(name proxy.PortName, old, next *port, d *delta) {
 	if old != nil {
-		next.sums = old.sums
+		next.tally = old.tally
 		for _, c := range old.claims {
 			list := slices.DeleteFunc(m.claims[c.at], func(o claim) bool { return o.list.port == name })
 			if len(list) == 0 {

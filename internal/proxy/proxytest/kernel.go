@@ -37,6 +37,8 @@ const (
 	SourceHash Feature = "hash of the client's address"
 	// Outside: connections of a closed mesh to what it does not know are refused.
 	Outside Feature = "refusal of what a closed mesh does not know"
+	// HairpinSource: a workload that reaches itself by its Service is seen with an address of the node.
+	HairpinSource Feature = "hairpin's source is the node"
 	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).
 	Repair Feature = "repair of drift"
 )
@@ -52,6 +54,9 @@ type KernelEnv struct {
 	// Cleanup removes everything that the mode left on this node, while none runs.
 	// Nil: a mode that is closed leaves nothing.
 	Cleanup func() error
+	// Foreign, if the mode tells programs of the node from others by more than their network namespace, makes
+	// the calling thread one that is not of the node, until leave is called. The caller has locked the thread.
+	Foreign func() (leave func(), err error)
 	// Lacks reports which features are missing, and why.
 	Lacks map[Feature]string
 }

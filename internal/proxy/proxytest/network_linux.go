@@ -316,18 +316,24 @@ type client struct {
 	addr netip.Addr
 	// flows of the network.
 	flows *atomic.Uint32
+	// foreign, for a client that is not on the node; see KernelEnv. It may be nil.
+	foreign func() (leave func(), err error)
 }
 
 // clients: a pod of the node, the node itself, and the i-th outside.
 func (k *kernel) pod() client  { return client{name: "pod", ns: k.net.pod.NS, flows: &k.net.flows} }
 func (k *kernel) node() client { return client{name: "node", ns: k.net.node, flows: &k.net.flows} }
 func (k *kernel) outside(i int) client {
-	return client{name: fmt.Sprint("outside-", i), ns: k.net.outside.NS, addr: netip.MustParseAddr(k.family.outside(i)), flows: &k.net.flows}
+	return client{name: fmt.Sprint("outside-", i), ns: k.net.outside.NS, addr: netip.MustParseAddr(k.family.outside(i)), flows: &k.net.flows, foreign: k.env.Foreign}
 }
 
 // of a pod that serves.
 func (k *kernel) inside(pod string) client {
-	return client{name: pod, ns: k.net.backends[pod].ns, flows: &k.net.flows}
+	c := client{name: pod, ns: k.net.backends[pod].ns, flows: &k.net.flows}
+	if k.net.backends[pod].node != nodeName {
+		c.foreign = k.env.Foreign
+	}
+	return c
 }
 
 // answer of a backend, or refused or silent.
@@ -348,6 +354,13 @@ const (
 func (c client) open(proto proxy.Protocol, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
 	const first, ports = 40000, 20000
 	err = c.ns.Do(func() error {
+		if c.foreign != nil {
+			leave, err := c.foreign()
+			if err != nil {
+				return err
+			}
+			defer leave()
+		}
 		for {
 			d := net.Dialer{Timeout: wait}
 			switch {

@@ -67,7 +67,9 @@ func hairpin(k *kernel) {
 	for _, to := range k.everyKind(0) {
 		for _, proto := range both {
 			answers := k.reaches(k.inside(local1), proto, to, local1)
-			k.seenAs(k.inside(local1), answers, k.nodeAddresses()...)
+			if proto != proxy.TCP || !k.lacks(HairpinSource) {
+				k.seenAs(k.inside(local1), answers, k.nodeAddresses()...)
+			}
 		}
 	}
 	// Between two endpoints of one node nothing is in the way.

@@ -1,0 +1,52 @@
+package ebpf
+
+import (
+	"log/slog"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Name of the mode, as in --mode.
+const Name = "ebpf"
+
+// DefaultBPFFS is where a bpffs is mounted, or looked for.
+const DefaultBPFFS = "/sys/fs/bpf"
+
+// Options of the layer. The zero value of each field is its default.
+type Options struct {
+	// Logger gets what no caller sees, such as repairs. Default: discard.
+	Logger *slog.Logger
+	// Registerer gets the layer's metrics until Close. Default: none.
+	Registerer prometheus.Registerer
+	// Cgroup is the directory of the cgroup (version 2) whose sockets are translated, and those of all cgroups
+	// below it. Default: the root of the hierarchy, in the network namespace of the host alone: programs at a
+	// cgroup see sockets of all network namespaces.
+	Cgroup string
+	// BPFFS is the directory of the bpffs for pins. One is mounted there if there is none. Default
+	// [DefaultBPFFS]. Without one, connections pass while no agent runs.
+	BPFFS string
+	// MasqueradeAll: nothing is translated, as connections to virtual addresses are to be masqueraded.
+	MasqueradeAll bool
+	// HostOnly: sockets of other network namespaces than the host's pass. For hosts where programs of others
+	// redirect the connections of Pods by their original destination, as sidecars do.
+	HostOnly bool
+	// NodePortAddresses returns the addresses of this machine on which node ports are translated. It is called
+	// each second, and must not block. Default: none.
+	NodePortAddresses func() []netip.Addr
+}
+
+// Status of the layer.
+type Status struct {
+	// Cgroup whose sockets are translated; empty: none was found.
+	Cgroup string `json:"cgroup,omitempty"`
+	// Below is the mode that serves what passes.
+	Below string `json:"below"`
+	// Passing says why no connection is translated; empty: they are.
+	Passing string `json:"passing,omitempty"`
+	// Unpinned says why connections pass while no agent runs; empty: they are translated.
+	Unpinned string `json:"unpinned,omitempty"`
+	// Translated virtual addresses, each with its port, and those that pass.
+	Translated int `json:"translated"`
+	Passes     int `json:"passes"`
+}
