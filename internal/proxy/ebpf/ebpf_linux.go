@@ -67,6 +67,8 @@ var (
 	_ proxy.Isolator  = (*Mode)(nil)
 	_ proxy.Ranged    = (*Mode)(nil)
 	_ proxy.Addressed = (*Mode)(nil)
+
+	_ proxy.Accountant = (*Mode)(nil)
 )
 
 // New makes a layer above a mode, which is the layer's from then on: Close closes it. It changes nothing in the
@@ -642,6 +644,13 @@ func (m *Mode) counts() map[proxy.PortName][2]uint64 {
 	}
 	return out
 }
+
+// Exchanges implements proxy.Accountant: they are not known.
+func (m *Mode) Exchanges() (proxy.Accounting, iter.Seq2[proxy.PortName, proxy.Exchange]) {
+	return proxy.Accounting{Quality: proxy.Unavailable, Reason: notCounted}, func(func(proxy.PortName, proxy.Exchange) bool) {}
+}
+
+const notCounted = "in mode ebpf the kernel's table of connections does not have the virtual addresses that connections were for"
 
 // Status says what the layer does.
 func (m *Mode) Status() Status {

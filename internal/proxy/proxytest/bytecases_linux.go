@@ -15,7 +15,7 @@ import (
 
 // byteCases: what a connection carries is counted.
 var byteCases = []kernelCase{
-	{name: "bytes", run: bytesCounted},
+	{name: "bytes", needs: []Feature{Bytes}, run: bytesCounted},
 }
 
 // bytesCounted: 200 MiB each way through a virtual address are counted as 200 MiB, and at most

@@ -39,6 +39,8 @@ const (
 	Outside Feature = "refusal of what a closed mesh does not know"
 	// HairpinSource: a workload that reaches itself by its Service is seen with an address of the node.
 	HairpinSource Feature = "hairpin's source is the node"
+	// Bytes: what connections carry is counted per service port.
+	Bytes Feature = "bytes of connections"
 	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).
 	Repair Feature = "repair of drift"
 )
