@@ -291,7 +291,7 @@ var siblings = map[string][]string{
 	"internal/admin": {
 		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fallback",
 		"internal/node/fromkube",
-		"internal/node/fromview", "internal/node/local", "internal/proxy/permit", "internal/view",
+		"internal/node/fromview", "internal/node/local", "internal/proxy/ebpf", "internal/proxy/permit", "internal/view",
 	},
 	"internal/apiserver": {
 		"internal/apiserver/kvstorage", "internal/apiserver/openapi", "internal/apiserver/quota",

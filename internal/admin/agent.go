@@ -23,6 +23,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -91,6 +92,8 @@ type NodeStatus struct {
 	SpiffeSocket string            `json:"spiffeSocket,omitempty"`
 	// Cgroups: the agent knows workloads by the cgroups that `proxima run` makes.
 	Cgroups bool `json:"cgroups,omitempty"`
+	// Layer of mode ebpf; nil: the agent has another mode.
+	Layer *ebpf.Status `json:"layer,omitempty"`
 	// Tunnel to other sites; nil: the agent has none.
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// Isolation of meshes on this node; nil: the site has one mesh.

@@ -25,6 +25,9 @@ func (a *agent) newAccounting() *nodeAccounting {
 	if _, kernel := modes.RequirementOf(a.mode.Name()); !kernel || a.gateway != nil {
 		return nil
 	}
+	if _, own := a.mode.(proxy.Accountant); own {
+		return nil // or it says why it cannot
+	}
 	return &nodeAccounting{directory: account.NewDirectory((&ownAddresses{}).has)}
 }
 

@@ -113,7 +113,7 @@ func inCgroup(dp *meshv1alpha1.Dataplane) bool {
 // toldApart reports whether the agent tells a workload's connections by its cgroup. The mode may
 // be another one since.
 func toldApart(dp *meshv1alpha1.Dataplane, node *corev1.Node) bool {
-	return inCgroup(dp) && modeOf(node) == nftablesMode
+	return inCgroup(dp) && byNftables(modeOf(node))
 }
 
 // sharesNode reports whether a workload has an address that its node has too.

@@ -32,7 +32,7 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 		Logger: a.log, Registerer: a.registry,
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
-		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary,
+		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary, Cgroup: a.cfg.Cgroup,
 		Owner: fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
 	})
 }
@@ -70,8 +70,12 @@ func (a *agent) ownPortsOnly() bool {
 const (
 	userspaceMode = "userspace"
 	nftablesMode  = "nftables"
+	ebpfMode      = "ebpf"
 	loopbackProbe = "127.97.255.254"
 )
+
+// byNftables reports whether nftables carries the traffic, or what the eBPF layer above it passes.
+func byNftables(mode string) bool { return mode == nftablesMode || mode == ebpfMode }
 
 // modeGrace is how long open connections may finish when the agent ends.
 const modeGrace = 5 * time.Second

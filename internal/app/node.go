@@ -64,6 +64,8 @@ type NodeConfig struct {
 	Name, Zone string
 	// Mode as --mode names it.
 	Mode string
+	// Cgroup is the directory of the cgroup whose sockets the ebpf mode translates; empty: the root.
+	Cgroup string
 	// ServiceCIDRs to make local, where the mode listens on virtual addresses, until
 	// those of the control plane are known.
 	ServiceCIDRs []netip.Prefix

@@ -43,7 +43,7 @@ func (a agentState) Status() admin.NodeStatus {
 	if a.identity != nil {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
-	status.Cgroups = a.cgroups != nil
+	status.Cgroups, status.Layer = a.cgroups != nil, modes.Layer(a.mode)
 	status.Tunnel, status.Isolation, status.Permissions = a.tunnel.status(), a.isolation.Status(), a.permissionStatus()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())
@@ -67,7 +67,7 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 		Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, Interfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll,
 	}
-	if primary := a.primaryAddresses(); a.cfg.NodePortAddresses == nil && !a.cfg.AllNodePorts && t.Mode == nftablesMode && len(primary) > 0 {
+	if primary := a.primaryAddresses(); a.cfg.NodePortAddresses == nil && !a.cfg.AllNodePorts && byNftables(t.Mode) && len(primary) > 0 {
 		vantage.NodePorts = primary
 	}
 	if len(a.cfg.NodePortAddresses) > 0 {

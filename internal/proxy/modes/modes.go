@@ -48,6 +48,9 @@ type Config struct {
 	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
 	// default.
 	MasqueradeMark uint32
+	// Cgroup is the directory of the cgroup whose sockets the ebpf mode translates; empty: the root of the
+	// hierarchy, where this process is in the network namespace of the host.
+	Cgroup string
 	// Owner describes the agent to another one that finds a kernel mode in the same network namespace.
 	Owner string
 	// lockTimeout in place of the default.
@@ -80,8 +83,10 @@ type Kernel struct {
 // entry is a row of the table.
 type entry struct {
 	name string
-	// why auto chooses it.
+	// why auto chooses it; empty: it does not, yet.
 	why string
+	// another name of the mode, as it may call itself; nobody asks for it.
+	another bool
 	// needs is what the mode asks of the kernel; nil: it has no state there.
 	needs *Requirement
 	// new checks that the mode works here and makes it.
@@ -108,6 +113,15 @@ var table = []entry{
 		name: iptablesName, why: "no faster mode works here",
 		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		new:   newIptables, cleanup: cleanIptables,
+		does: policy.NodeAbility{Random: true, Addresses: true},
+	},
+	{
+		name: ebpfName, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"nf_tables|ip_tables"}},
+		new: newEbpf, cleanup: cleanEbpf,
+		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true}, // nftables serves what the layer does not
+	},
+	{
+		name: ebpfAboveOther, another: true, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
@@ -147,13 +161,15 @@ func RequirementOf(name string) (r Requirement, ok bool) {
 }
 
 // planned are modes that a user may know of and that this version lacks.
-var planned = []string{"ipvs", "ebpf", "kernelspace"}
+var planned = []string{"ipvs", "kernelspace"}
 
 // Names lists what New takes, Auto first.
 func Names() []string {
 	names := []string{Auto}
 	for _, e := range table {
-		names = append(names, e.name)
+		if !e.another {
+			names = append(names, e.name)
+		}
 	}
 	return names
 }
@@ -167,7 +183,7 @@ func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 		return newBest(ctx, cfg)
 	}
 	for _, e := range table {
-		if e.name == name {
+		if e.name == name && !e.another {
 			return e.new(ctx, cfg)
 		}
 	}
@@ -187,6 +203,9 @@ func newBest(ctx context.Context, cfg Config) (Mode, error) {
 	var failed []any // log attributes
 	var errs []error
 	for _, e := range table {
+		if e.why == "" {
+			continue
+		}
 		m, err := e.new(ctx, cfg)
 		if err == nil {
 			cfg.Logger.Info("mode chosen", append([]any{"mode", e.name, "why", e.why}, failed...)...)
@@ -202,13 +221,17 @@ func newBest(ctx context.Context, cfg Config) (Mode, error) {
 }
 
 // Cleanup removes what earlier processes of all modes left in this machine's
-// kernel and next does not need; next "" is none. Established connections of the
+// kernel and next does not need, nor the mode that is below it; next "" is none. Established connections of the
 // mode before go on where the kernel can carry them.
 func Cleanup(ctx context.Context, next string) error {
 	var errs []error
 	for _, e := range table {
-		if e.cleanup != nil {
-			errs = append(errs, e.cleanup(ctx, next))
+		switch {
+		case e.cleanup == nil:
+		case Layered(next) && e.name == ebpfName:
+			errs = append(errs, e.cleanup(ctx, ebpfName))
+		default:
+			errs = append(errs, e.cleanup(ctx, belowOf(next)))
 		}
 	}
 	if does, _ := AbilityOf(next); !does.Addresses {
