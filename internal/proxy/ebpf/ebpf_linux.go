@@ -54,11 +54,13 @@ type Mode struct {
 	retired []*generation
 	freed   []release // of gen, to be given back after a grace period
 	links   *links    // nil: not found yet
-	exempt  map[uint64]struct{}
-	passing error // why connections pass; nil: they are translated
-	retry   backoff.Backoff
-	next    time.Time
-	looked  []netip.AddrPort // still to be looked at in this round
+	// networks and cgroups whose sockets pass.
+	networks map[uint64]struct{}
+	cgroups  map[proxy.Cgroup]struct{}
+	passing  error // why connections pass; nil: they are translated
+	retry    backoff.Backoff
+	next     time.Time
+	looked   []netip.AddrPort // still to be looked at in this round
 }
 
 var (
@@ -80,7 +82,7 @@ func New(opts Options, below proxy.Mode) (*Mode, error) {
 	}
 	m := &Mode{
 		opts: opts, log: opts.Logger, below: below, stop: make(chan struct{}), graces: make(chan struct{}, 1),
-		model: newModel(opts.MasqueradeAll), owed: newDelta(), exempt: map[uint64]struct{}{},
+		model: newModel(opts.MasqueradeAll), owed: newDelta(),
 		passing: errNotYet, retry: backoff.Backoff{Policy: retry},
 	}
 	m.metrics = newMetrics(m)
@@ -126,7 +128,7 @@ var ErrNamespace = errors.New("this process is not in the network namespace of t
 // Check loads the programs, as New's mode would, and closes them: an error says what this kernel lacks. It
 // attaches nothing.
 func Check() error {
-	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{true, true}, nil)
+	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{hostOnly: true, networks: true, levels: 1<<maxLevel | 2}, nil)
 	if err != nil {
 		return fmt.Errorf("eBPF programs at cgroups do not load (Linux 5.10 or later, CONFIG_CGROUP_BPF): %w", err)
 	}
@@ -223,7 +225,7 @@ func (m *Mode) attach() error {
 	} else if m.gen != nil {
 		clients = m.gen.coll.Maps["clients"]
 	}
-	next, err := open(m.sizes(), constants{hostOnly: m.opts.HostOnly, exempting: len(m.exempt) > 0}, clients)
+	next, err := open(m.sizes(), m.constants(), clients)
 	if err != nil {
 		return err
 	}
@@ -286,7 +288,7 @@ func (m *Mode) sizes() sizes {
 
 // fill a generation with all that is wanted.
 func (m *Mode) fill(g *generation) error {
-	if err := g.exempt(m.exempt); err != nil {
+	if err := g.exempt(nil, m.exempted()); err != nil {
 		return fmt.Errorf("exemptions: %w", err)
 	}
 	for _, p := range m.model.ports {
@@ -575,19 +577,58 @@ func (m *Mode) AddressesChanged() {
 	}
 }
 
-// Exempt replaces the network namespaces (by cookie, see NetworkCookie) and cgroups (by number) whose sockets
-// pass: of workloads whose connections a sidecar takes by the address that was asked for. A socket is of the
-// cgroup of the thread that connects, not of those above.
-func (m *Mode) Exempt(ids map[uint64]struct{}) {
+// ExemptNetworks replaces the network namespaces, by cookie (see NetworkCookie), whose sockets pass: of workloads
+// whose connections a sidecar takes by the address that was asked for.
+func (m *Mode) ExemptNetworks(cookies map[uint64]struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if maps.Equal(ids, m.exempt) {
+	m.exempt(cookies, m.cgroups)
+}
+
+// ExemptCgroups replaces the cgroups whose sockets pass, with those of all cgroups below them. A cgroup that is
+// more than 31 levels deep is left out.
+func (m *Mode) ExemptCgroups(all map[proxy.Cgroup]struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.exempt(m.networks, all)
+}
+
+func (m *Mode) exempt(networks map[uint64]struct{}, cgroups map[proxy.Cgroup]struct{}) {
+	before, was := m.exempted(), m.constants()
+	m.networks, m.cgroups = maps.Clone(networks), maps.Clone(cgroups)
+	now := m.exempted()
+	same := maps.Equal(before, now) && m.constants() == was
+	if same || m.gen == nil || m.closed {
 		return
 	}
-	m.exempt = maps.Clone(ids)
-	if m.started && !m.closed {
+	// The programs have their constants; what they look at may change under them.
+	if m.constants() != was || m.gen.exempt(before, now) != nil {
 		m.generate()
 	}
+}
+
+// exempted are the keys of map exempt.
+func (m *Mode) exempted() map[uint64]struct{} {
+	out := make(map[uint64]struct{}, len(m.networks)+len(m.cgroups))
+	for cookie := range m.networks {
+		out[cookie] = struct{}{}
+	}
+	for g := range m.cgroups {
+		if g.Level > 0 && g.Level <= maxLevel {
+			out[g.ID|exemptCgroup] = struct{}{}
+		}
+	}
+	return out
+}
+
+func (m *Mode) constants() constants {
+	c := constants{hostOnly: m.opts.HostOnly, networks: len(m.networks) > 0}
+	for g := range m.cgroups {
+		if g.Level > 0 && g.Level <= maxLevel {
+			c.levels |= 1 << g.Level
+		}
+	}
+	return c
 }
 
 // Counts implements proxy.Counter: connections that were translated, and those that the mode below counted.

@@ -3,7 +3,6 @@ package ebpf
 import (
 	"bytes"
 	_ "embed"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -33,7 +32,17 @@ const (
 type sizes struct{ lists, vip4, vip6, slots4, slots6, members uint32 }
 
 // constants of a generation's programs.
-type constants struct{ hostOnly, exempting bool }
+type constants struct {
+	hostOnly, networks bool
+	// levels of exempt cgroups, a bit each.
+	levels uint32
+}
+
+// exemptCgroup marks a key of map exempt that is a cgroup, not the cookie of a network namespace.
+const exemptCgroup = 1 << 63
+
+// maxLevel of an exempt cgroup.
+const maxLevel = 31
 
 // generation is a set of maps and the programs on them. Nothing of one is read back: what it cannot hold,
 // the next one does.
@@ -115,7 +124,7 @@ func open(s sizes, c constants, pinned *ebpf.Map) (g *generation, err error) {
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	for name, value := range map[string]uint32{"stride": s.lists, "hostonly": number(c.hostOnly), "exempting": number(c.exempting)} {
+	for name, value := range map[string]uint32{"stride": s.lists, "hostonly": number(c.hostOnly), "networks": number(c.networks), "levels": c.levels} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("constant %s: %w", name, err)
 		}
@@ -408,11 +417,21 @@ func (g *generation) fold(number uint32) {
 	}
 }
 
-// exempt these network namespaces and cgroups.
-func (g *generation) exempt(ids map[uint64]struct{}) error {
+// exempt these instead of those of before: keys of the map.
+func (g *generation) exempt(before, now map[uint64]struct{}) error {
+	m := g.coll.Maps["exempt"]
 	var errs []error
-	for id := range ids {
-		errs = append(errs, g.coll.Maps["exempt"].Update(binary.LittleEndian.AppendUint64(nil, id), uint32(1), ebpf.UpdateAny))
+	for id := range now {
+		if _, has := before[id]; !has {
+			errs = append(errs, m.Update(id, uint32(1), ebpf.UpdateAny))
+		}
+	}
+	for id := range before {
+		if _, stays := now[id]; !stays {
+			if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				errs = append(errs, err)
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -74,6 +75,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) open(edit func(*Options)) {
 	w.Helper()
 	opts := w.options()
+	opts.Logger = slog.New(slog.NewTextHandler(w.Output(), nil))
 	if edit != nil {
 		edit(&opts)
 	}
@@ -540,17 +542,36 @@ func TestExempt(t *testing.T) {
 		if err := unix.Stat(w.node, &group); err != nil {
 			t.Fatal(err)
 		}
-		for what, id := range map[string]uint64{"network namespace": cookie, "cgroup": group.Ino} {
+		// The test's cgroup is two levels below the root: ROOT/proxima-ebpf-PID/node.
+		var above unix.Stat_t
+		if err := unix.Stat(w.root, &above); err != nil {
+			t.Fatal(err)
+		}
+		type groups = map[proxy.Cgroup]struct{}
+		type networks = map[uint64]struct{}
+		for what, c := range map[string]struct{ on, other func() }{
+			"network namespace": {func() { w.mode.ExemptNetworks(networks{cookie: {}}) }, func() { w.mode.ExemptNetworks(networks{cookie + 9: {}}) }},
+			"cgroup":            {func() { w.mode.ExemptCgroups(groups{{ID: group.Ino, Level: 2}: {}}) }, func() { w.mode.ExemptCgroups(groups{{ID: group.Ino, Level: 3}: {}}) }},
+			"cgroup above":      {func() { w.mode.ExemptCgroups(groups{{ID: above.Ino, Level: 1}: {}}) }, func() { w.mode.ExemptCgroups(groups{{ID: above.Ino, Level: 40}: {}}) }},
+		} {
 			w.both(0, 0)
-			w.mode.Exempt(map[uint64]struct{}{id: {}})
+			c.on()
 			if at := w.reach(false, 0); at.IsValid() {
 				t.Errorf("a socket of an exempt %s is translated to %s", what, at)
 			}
 			w.both(0)
-			w.mode.Exempt(map[uint64]struct{}{id + 12345: {}})
+			c.other()
 			w.both(0, 0)
-			w.mode.Exempt(nil)
+			w.mode.ExemptCgroups(nil)
+			w.mode.ExemptNetworks(nil)
 		}
+		// One more, and one fewer, in the maps that there are.
+		w.mode.ExemptNetworks(networks{cookie + 1: {}})
+		w.both(0, 0)
+		w.mode.ExemptNetworks(networks{cookie + 1: {}, cookie: {}})
+		w.both(0)
+		w.mode.ExemptNetworks(networks{cookie + 1: {}})
+		w.both(0, 0)
 		if host, err := OnHost(); err != nil || host {
 			t.Errorf("a namespace of its own is the host's: %v, %v", host, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +68,10 @@ func newPlace(t *testing.T) *place {
 func sweep(root string) {
 	old, _ := filepath.Glob(filepath.Join(root, testPrefix+"*"))
 	for _, dir := range old {
+		pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), testPrefix))
+		if err != nil || unix.Kill(pid, 0) == nil {
+			continue
+		}
 		inside, _ := filepath.Glob(filepath.Join(dir, "*/cgroup.procs"))
 		for _, f := range inside {
 			_ = os.Remove(filepath.Dir(f))

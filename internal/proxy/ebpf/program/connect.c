@@ -17,18 +17,20 @@ static __u64 (*ktime_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static __u32 (*random32)(void) = (void *)BPF_FUNC_get_prandom_u32;
 static __u32 (*processor)(void) = (void *)BPF_FUNC_get_smp_processor_id;
 static __u64 (*netns_cookie)(void *ctx) = (void *)BPF_FUNC_get_netns_cookie;
-static __u64 (*cgroup_id)(void) = (void *)BPF_FUNC_get_current_cgroup_id;
+static __u64 (*cgroup_at)(int level) = (void *)BPF_FUNC_get_current_ancestor_cgroup_id;
 
 #define SOCK_STREAM 1
 #define IPPROTO_TCP 6
 #define IPPROTO_MPTCP 262
 #define SHARDS 8
 #define FLAG_STICKY 1
+#define CGROUP (1ULL << 63) // a key of map exempt is a cgroup, not the cookie of a network namespace
 
 // Of the generation; the verifier takes them for constants. Written before the load.
 volatile const __u32 stride = 1; // of counts: lists of a shard
 volatile const __u32 hostonly = 0; // only sockets of the host's network namespace
-volatile const __u32 exempting = 0; // map exempt has something
+volatile const __u32 networks = 0; // map exempt has network namespaces
+volatile const __u32 levels = 0; // map exempt has cgroups of these levels, a bit each
 
 struct vip4 {
 	__u32 addr; // network order, as are all addresses and ports
@@ -108,13 +110,20 @@ static always_inline int passes(struct bpf_sock_addr *ctx)
 		return 1;
 	if (hostonly && netns_cookie(ctx) != netns_cookie(0))
 		return 1;
-	if (exempting) {
+	if (networks) {
 		__u64 of = netns_cookie(ctx);
 		if (map_lookup(&exempt, &of))
 			return 1;
-		of = cgroup_id();
-		if (map_lookup(&exempt, &of))
-			return 1;
+	}
+	if (levels) {
+#pragma clang loop unroll(full)
+		for (int level = 1; level < 32; level++) {
+			if (!(levels & (1U << level)))
+				continue;
+			__u64 of = cgroup_at(level) | CGROUP;
+			if (map_lookup(&exempt, &of))
+				return 1;
+		}
 	}
 	return 0;
 }
