@@ -319,7 +319,7 @@ var siblings = map[string][]string{
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
-	"internal/proxy/ebpf":          {"internal/kernel/cgroup"},
+	"internal/proxy/ebpf":          {"internal/kernel/cgroup", "internal/kernel/netns"},
 	"internal/proxy/permit":        {"internal/kernel/nfnl"},
 	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
 	"internal/node/podproxy":       {"internal/sidecar/redirect"},

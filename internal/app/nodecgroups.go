@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/cgroups"
 	"github.com/proxima-mesh/proxima/internal/node/isolation"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // openCgroups makes what tells workloads at one address apart: `proxima run` names the cgroup
@@ -36,12 +37,35 @@ func (a *agent) openCgroups() {
 	a.cgroups = cgroups.New(cgroups.Config{
 		Hierarchy: h, File: filepath.Join(a.dir(), "cgroups.json"), Logger: a.log.With("component", "cgroups"),
 		Changed: func(all []cgroups.Group) {
+			a.exemptCgroups(all)
 			a.isolation.Place(placed(all))
 			a.identity.place(known, all)
 			known = all
 		},
 	})
 	a.identity.cgroups = a.cgroups
+}
+
+// exemptCgroups of workloads from the eBPF layer: a sidecar takes their connections by the address that was asked
+// for (proxima run --redirect cgroup).
+func (a *agent) exemptCgroups(all []cgroups.Group) {
+	layer := modes.LayerOf(a.mode)
+	if layer == nil {
+		return
+	}
+	out := make(map[proxy.Cgroup]struct{}, len(all))
+	for _, p := range placed(all) {
+		out[p.Cgroup] = struct{}{}
+	}
+	layer.ExemptCgroups(out)
+}
+
+// redirectedPods tells the eBPF layer whose connections their sidecars take; nil: there is no layer.
+func (a *agent) redirectedPods() func(map[uint64]struct{}) {
+	if layer := modes.LayerOf(a.mode); layer != nil {
+		return layer.ExemptNetworks
+	}
+	return nil
 }
 
 func placed(all []cgroups.Group) []isolation.Placed {

@@ -75,7 +75,9 @@ func (a *agent) openIdentity() (err error) {
 	})
 	a.identity = n
 	if dir := a.cfg.PodNamespaces; dir != "" && a.cfg.inCluster() {
-		n.redirection = podproxy.New(podproxy.Config{Dir: dir, Registerer: a.registry, Logger: a.log.With("component", "redirection of pods")})
+		n.redirection = podproxy.New(podproxy.Config{
+			Dir: dir, Registerer: a.registry, Logger: a.log.With("component", "redirection of pods"), Redirected: a.redirectedPods(),
+		})
 	}
 	path := a.cfg.SpiffeSocket
 	if path == "" {

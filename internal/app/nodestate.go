@@ -43,7 +43,11 @@ func (a agentState) Status() admin.NodeStatus {
 	if a.identity != nil {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
-	status.Cgroups, status.Layer = a.cgroups != nil, modes.Layer(a.mode)
+	status.Cgroups = a.cgroups != nil
+	if layer := modes.LayerOf(a.mode); layer != nil {
+		s := layer.Status()
+		status.Layer = &s
+	}
 	status.Tunnel, status.Isolation, status.Permissions = a.tunnel.status(), a.isolation.Status(), a.permissionStatus()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())

@@ -400,3 +400,14 @@ func killInside(ctx context.Context, pid int, ns *unix.Stat_t) error {
 		}
 	}
 }
+
+// Cookie of the network namespace of the calling thread: the kernel's number of it, which is never used again
+// while the machine runs. It needs Linux 5.14 (SO_NETNS_COOKIE).
+func Cookie() (uint64, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(s) }()
+	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+}

@@ -40,6 +40,8 @@ type kernel struct {
 	open   func(name string) (namespace, error)
 	stands func(redirect.Rules) (bool, error)
 	put    func(redirect.Rules) error
+	// cookie of the network namespace of the calling thread.
+	cookie func() (uint64, error)
 }
 
 // Config of a Keeper. Dir is required.
@@ -48,6 +50,9 @@ type Config struct {
 	Dir        string
 	Registerer prometheus.Registerer // nil: none
 	Logger     *slog.Logger          // nil: silence
+	// Redirected is told the cookies of the network namespaces of Pods (SO_NETNS_COOKIE), all of them, before the
+	// rules of a further one are put there; nil: nobody asks.
+	Redirected func(cookies map[uint64]struct{})
 }
 
 // Keeper is safe for concurrent use. Make it with New.
@@ -58,6 +63,10 @@ type Keeper struct {
 	wake   chan struct{}
 
 	redirected, waiting prometheus.Gauge
+
+	// tellCookies, and what it was told, by Pod: of Run alone.
+	tellCookies func(map[uint64]struct{})
+	cookies     map[resource.Key]uint64
 
 	mu   sync.Mutex
 	pods map[resource.Key]Pod
@@ -74,7 +83,7 @@ func New(c Config) *Keeper {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	k := &Keeper{
-		dir: c.Dir, log: c.Logger, kernel: system(c.Dir), wake: make(chan struct{}, 1), pods: map[resource.Key]Pod{},
+		dir: c.Dir, log: c.Logger, tellCookies: c.Redirected, cookies: map[resource.Key]uint64{}, kernel: system(c.Dir), wake: make(chan struct{}, 1), pods: map[resource.Key]Pod{},
 		since: map[resource.Key]time.Time{}, said: map[resource.Key]string{}, changed: make(chan struct{}),
 		redirected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "proxima_sidecar_redirected_pods", Help: "Pods of this node whose connections are led to their sidecars.",
@@ -170,6 +179,7 @@ func (k *Keeper) reconcile(now time.Time) (waiting int) {
 	k.mu.Lock()
 	left := maps.Clone(k.pods)
 	k.mu.Unlock()
+	k.forgetCookies(left)
 	all, of := len(left), map[netip.Addr]resource.Key{}
 	for key, p := range left {
 		for _, a := range p.Addresses {
@@ -255,6 +265,9 @@ func (k *Keeper) enter(name string, of map[netip.Addr]resource.Key, left map[res
 
 // ensure the rules of a Pod in the namespace of this thread.
 func (k *Keeper) ensure(p Pod) error {
+	if err := k.learnCookie(p.Key); err != nil {
+		return err
+	}
 	if stands, err := k.kernel.stands(p.Rules); err != nil || stands {
 		return err
 	}
@@ -263,6 +276,39 @@ func (k *Keeper) ensure(p Pod) error {
 	}
 	k.log.Info("connections of a pod are led to its sidecar", "pod", p.Key.String(), "inbound", p.Rules.Inbound)
 	return nil
+}
+
+// learnCookie of the namespace of this thread.
+func (k *Keeper) learnCookie(key resource.Key) error {
+	if k.tellCookies == nil {
+		return nil
+	}
+	cookie, err := k.kernel.cookie()
+	if err != nil {
+		return fmt.Errorf("the network namespace has no cookie: mode ebpf with sidecars needs Linux 5.14: %w", err)
+	}
+	if k.cookies[key] != cookie {
+		k.cookies[key] = cookie
+		k.tellCookies(k.allCookies())
+	}
+	return nil
+}
+
+// forgetCookies of Pods that are not there any more.
+func (k *Keeper) forgetCookies(there map[resource.Key]Pod) {
+	n := len(k.cookies)
+	maps.DeleteFunc(k.cookies, func(key resource.Key, _ uint64) bool { _, stays := there[key]; return !stays })
+	if len(k.cookies) != n {
+		k.tellCookies(k.allCookies())
+	}
+}
+
+func (k *Keeper) allCookies() map[uint64]struct{} {
+	out := make(map[uint64]struct{}, len(k.cookies))
+	for _, c := range k.cookies {
+		out[c] = struct{}{}
+	}
+	return out
 }
 
 // tell once what a Pod waits for.

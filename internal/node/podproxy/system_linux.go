@@ -34,7 +34,7 @@ func system(dir string) kernel {
 			}
 			return opened{ns}, nil
 		},
-		stands: redirect.Stands, put: redirect.Install,
+		stands: redirect.Stands, put: redirect.Install, cookie: netns.Cookie,
 	}
 }
 

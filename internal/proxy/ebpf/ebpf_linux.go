@@ -577,7 +577,7 @@ func (m *Mode) AddressesChanged() {
 	}
 }
 
-// ExemptNetworks replaces the network namespaces, by cookie (see NetworkCookie), whose sockets pass: of workloads
+// ExemptNetworks replaces the network namespaces, by cookie (see netns.Cookie), whose sockets pass: of workloads
 // whose connections a sidecar takes by the address that was asked for.
 func (m *Mode) ExemptNetworks(cookies map[uint64]struct{}) {
 	m.mu.Lock()
@@ -712,20 +712,6 @@ func (m *Mode) Status() Status {
 	}
 	s.Passes = len(m.model.claims) - s.Translated
 	return s
-}
-
-// Way of a TCP connection to an address.
-type Way struct {
-	// Why it passes; Translated: it gets an endpoint at connect.
-	Why Why
-	// Port that has the address; the zero value: none.
-	Port proxy.PortName
-	// Local: the list is that of this node's endpoints.
-	Local bool
-	// Endpoints, by the weights of the list.
-	Endpoints []proxy.Target
-	// Sticky clients are remembered for so long; 0: they are not.
-	Sticky time.Duration
 }
 
 // WayOf a connection to an address from a socket of the cgroup, by what the layer has in the kernel as far as

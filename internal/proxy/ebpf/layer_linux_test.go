@@ -534,7 +534,7 @@ func TestExempt(t *testing.T) {
 	inside(t, func(w *world) {
 		w.listen(0)
 		w.apply(w.service("api", 0, 0))
-		cookie, err := NetworkCookie()
+		cookie, err := core.Cookie()
 		if err != nil {
 			t.Skip(err)
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // Pins of a network namespace, in a directory of the bpffs.
@@ -301,13 +303,7 @@ const initialNetwork = 1
 
 // OnHost reports whether this process is in the network namespace of the host.
 func OnHost() (bool, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = unix.Close(s) }()
-	cookie, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err == nil {
+	if cookie, err := netns.Cookie(); err == nil {
 		return cookie == initialNetwork, nil
 	}
 	// Before 5.14: the first process is of the host, unless this one has process numbers of its own.
@@ -317,14 +313,4 @@ func OnHost() (bool, error) {
 	}
 	first, err := os.Readlink("/proc/1/ns/net")
 	return strings.TrimSpace(first) == own, err
-}
-
-// NetworkCookie of the network namespace of the calling thread, for Exempt. It needs Linux 5.14.
-func NetworkCookie() (uint64, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = unix.Close(s) }()
-	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }

@@ -3,8 +3,11 @@ package ebpf
 import (
 	"log/slog"
 	"net/netip"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Name of the mode, as in --mode.
@@ -49,4 +52,18 @@ type Status struct {
 	// Translated virtual addresses, each with its port, and those that pass.
 	Translated int `json:"translated"`
 	Passes     int `json:"passes"`
+}
+
+// Way of a TCP connection to an address.
+type Way struct {
+	// Why it passes; Translated: it gets an endpoint at connect.
+	Why Why
+	// Port that has the address; the zero value: none.
+	Port proxy.PortName
+	// Local: the list is that of this node's endpoints.
+	Local bool
+	// Endpoints, by the weights of the list.
+	Endpoints []proxy.Target
+	// Sticky clients are remembered for so long; 0: they are not.
+	Sticky time.Duration
 }

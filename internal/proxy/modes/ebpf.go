@@ -126,14 +126,12 @@ func (m ebpfMode) Dump(ctx context.Context) (Kernel, error) {
 	return k, err
 }
 
-// Layer of a mode; nil: it has none.
-func Layer(m Mode) *ebpf.Status {
-	l, ok := m.(ebpfMode)
-	if !ok {
-		return nil
+// LayerOf a mode; nil: it has none.
+func LayerOf(m Mode) *ebpf.Mode {
+	if l, ok := m.(ebpfMode); ok {
+		return l.Mode
 	}
-	s := l.Status()
-	return &s
+	return nil
 }
 
 // belowOf a mode that stays when it does: its own name where there is none below.
