@@ -214,15 +214,17 @@ func newNftables(ns *netns.NS) (*nftables.Mode, error) {
 
 // dial is a socket that goes to a service and never stays in TIME_WAIT.
 func dial(to netip.AddrPort) (fd int, took time.Duration, err error) {
-	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	domain, addr := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte(to.Addr().AsSlice()[:4]), Port: int(to.Port())})
+	if to.Addr().Is6() {
+		domain, addr = unix.AF_INET6, &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+	}
+	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, 0, err
 	}
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	begin := time.Now()
-	err = retried(func() error {
-		return unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
-	})
+	err = retried(func() error { return unix.Connect(fd, addr) })
 	if err != nil {
 		return -1, 0, errors.Join(fmt.Errorf("connect to %s: %w", to, err), unix.Close(fd))
 	}

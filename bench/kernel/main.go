@@ -64,13 +64,14 @@ type part struct {
 var parts = []part{
 	{"programming", (*bench).programming},
 	{"path", (*bench).path},
+	{"ebpf", (*bench).ebpf},
 	{"iptables", (*bench).iptablesMode},
 	{"agent", (*bench).agent},
 }
 
 func main() {
 	quick := flag.Bool("smoke", false, "only show that it works; the figures mean nothing")
-	only := flag.String("only", "", "parts to run, comma-separated: programming, path, iptables, agent; empty: all")
+	only := flag.String("only", "", "parts to run, comma-separated: programming, path, ebpf, iptables, agent; empty: all")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does")
 	flag.Parse()
 	b := &bench{sizes: full, binary: *binary, kubeProxy: os.Getenv("KUBE_PROXY")}
@@ -111,7 +112,7 @@ func (b *bench) run(ctx context.Context, out io.Writer, only string) error {
 func (b *bench) check(only string) error {
 	for name := range strings.SplitSeq(only, ",") {
 		if name != "" && !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
-			return fmt.Errorf("-only %s: there is no such part; use programming, path, iptables or agent", name)
+			return fmt.Errorf("-only %s: there is no such part; use programming, path, ebpf, iptables or agent", name)
 		}
 	}
 	for _, n := range append([]int{b.iptables, b.agents[0], b.agents[1]}, b.services...) {

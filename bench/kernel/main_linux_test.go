@@ -24,7 +24,7 @@ func TestSmoke(t *testing.T) {
 	}
 	for _, want := range []string{
 		"cold: all services", "warm: the same", "one endpoint replaced", "one endpoint more", "a service added",
-		"short transaction", "iptables-legacy: connect to the last", "iptables-nft: connect to the last", "iptables-nft: one endpoint replaced",
+		"short transaction", "eBPF layer", "iptables-legacy: connect to the last", "iptables-nft: connect to the last", "iptables-nft: one endpoint replaced",
 		"slice written to new backend's answer", "warm restart", "new connections that failed", "memory", "idle", "goals missed",
 	} {
 		if !strings.Contains(out.String(), want) {

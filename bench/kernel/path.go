@@ -87,21 +87,26 @@ func (r *road) serve(cpu int) error {
 	go func() {
 		defer close(r.done)
 		_ = onCPU(cpu, func() error {
-			buf := make([]byte, 64)
-			for {
-				var fd int
-				err := retried(func() (err error) { fd, _, err = unix.Accept4(r.listener, unix.SOCK_CLOEXEC); return err })
-				switch {
-				case err == nil:
-					repeat(fd, buf)
-				case errors.Is(err, unix.ECONNABORTED):
-				default: // shut down
-					return nil
-				}
-			}
+			return repeatAll(r.listener)
 		})
 	}()
 	return nil
+}
+
+// repeatAll that clients say, one after another, until the listener is shut down.
+func repeatAll(listener int) error {
+	buf := make([]byte, 64)
+	for {
+		var fd int
+		err := retried(func() (err error) { fd, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC); return err })
+		switch {
+		case err == nil:
+			repeat(fd, buf)
+		case errors.Is(err, unix.ECONNABORTED):
+		default: // shut down
+			return nil
+		}
+	}
 }
 
 // repeat what one client says until it leaves.
@@ -166,7 +171,7 @@ func lastCPU() (int, error) {
 }
 
 // transactions times n of them: connect, request, answer, close.
-func (r *road) transactions(n int, to netip.AddrPort) (connect, whole []time.Duration, err error) {
+func transactions(n int, to netip.AddrPort) (connect, whole []time.Duration, err error) {
 	buf := []byte{1}
 	for range n {
 		fd, took, err := dial(to)
@@ -224,7 +229,7 @@ func (b *bench) path(ctx context.Context) error {
 			var c, w []time.Duration
 			err := roads[side].client.Do(func() error {
 				return onCPU(cpu, func() (err error) {
-					c, w, err = roads[side].transactions(b.batch, to)
+					c, w, err = transactions(b.batch, to)
 					return err
 				})
 			})
