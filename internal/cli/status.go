@@ -24,7 +24,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/problem"
-	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -382,7 +381,7 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
 			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
 		if l := a.Layer; l != nil {
-			fmt.Fprintf(w, "eBPF layer\t%s\n", layerText(l))
+			fmt.Fprintf(w, "eBPF layer\t%s\n", l)
 		}
 		if c := a.Capture; c != nil {
 			fmt.Fprintf(w, "DNS capture\tport 53 of %s, %d questions so far\n", doctor.Captured(c), c.Questions)
@@ -463,18 +462,6 @@ func orNone[T ~string](s T) string {
 }
 
 // modesText says how many Services have which topology mode, and what chose it.
-// layerText says what the eBPF layer does.
-func layerText(l *ebpf.Status) string {
-	if l.Passing != "" {
-		return fmt.Sprintf("only passes, and %s serves: %s", l.Below, l.Passing)
-	}
-	text := fmt.Sprintf("%d addresses at cgroup %s, %d pass to %s", l.Translated, l.Cgroup, l.Passes, l.Below)
-	if l.Unpinned != "" {
-		text += "; all pass while no agent runs: " + l.Unpinned
-	}
-	return text
-}
-
 func modesText(counts []topology.ModeCount) string {
 	chosenBy := map[topology.Level]string{
 		topology.LevelService: "named by the Service", topology.LevelNamespace: "default of the namespace",

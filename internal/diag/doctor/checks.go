@@ -27,6 +27,7 @@ const (
 	checkForwarding     = "forwarding"
 	checkConnections    = "connections"
 	checkKernelTables   = "kernel-tables"
+	checkLayer          = "ebpf-layer"
 	checkOtherProxies   = "other-proxies"
 	checkKernelFeatures = "kernel"
 
@@ -82,6 +83,7 @@ func Checks() []Check {
 		{checkServiceRange, "Addresses of service ranges lead to this machine and overlap none of its networks.", "Another range, CAP_NET_ADMIN, or a route."},
 		{checkForwarding, "The kernel forwards packets, for clients on other machines, and no chain of another program drops what it has no rule for.", "Accept translated connections in the chain that is named."},
 		{checkConnections, "The kernel's table of connections has room for more.", "Raise net.netfilter.nf_conntrack_max."},
+		{checkLayer, "In mode ebpf: whether the layer gives sockets their endpoints, or why connections only pass to the mode below.", ""},
 		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
 		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},
 		{checkKernelFeatures, "Which proxy modes this kernel can run.", ""},

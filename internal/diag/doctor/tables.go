@@ -24,6 +24,9 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 	}
 	dump, err := x.Agent.Dump(ctx)
 	findings := []Finding{forwarding(x.Root, &dump), connections(x.Root)}
+	if agent.Layer != nil {
+		findings = append(findings, Finding{ID: checkLayer, Check: "eBPF layer", Note: agent.Layer.String()})
+	}
 	if tables, ok := kernelTables(&dump, err); ok {
 		findings = append(findings, tables)
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 )
 
 func TestKernelFindings(t *testing.T) {
@@ -57,6 +59,12 @@ func TestKernelFindings(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, look("nftables")); diff != "" {
 		t.Error(diff)
+	}
+	layered := &admin.NodeStatus{Layer: &ebpf.Status{Below: "nftables", Passing: "no cgroup"}}
+	layered.Agent.Mode = "ebpf"
+	passes := Finding{ID: checkLayer, Check: "eBPF layer", Note: "only passes, and nftables serves: no cgroup"}
+	if got := x.kernel(t.Context(), layered); !slices.Contains(got, passes) {
+		t.Errorf("a layer that only passes: %+v", got)
 	}
 	dump.Blocking = []string{"ip filter FORWARD (policy)", "ip6 filter FORWARD of iptables-legacy (policy)", "inet fw between (last rule)"}
 	blocked := look("nftables")[0]

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -52,6 +53,18 @@ type Status struct {
 	// Translated virtual addresses, each with its port, and those that pass.
 	Translated int `json:"translated"`
 	Passes     int `json:"passes"`
+}
+
+// String says what the layer does, in a line.
+func (s *Status) String() string {
+	if s.Passing != "" {
+		return fmt.Sprintf("only passes, and %s serves: %s", s.Below, s.Passing)
+	}
+	text := fmt.Sprintf("%d addresses at cgroup %s, %d pass to %s", s.Translated, s.Cgroup, s.Passes, s.Below)
+	if s.Unpinned != "" {
+		text += "; all pass while no agent runs: " + s.Unpinned
+	}
+	return text
 }
 
 // Way of a TCP connection to an address.

@@ -20,8 +20,8 @@ func TestNewRefusesByName(t *testing.T) {
 
 func TestNamesBeginWithAuto(t *testing.T) {
 	names := Names()
-	if names[0] != Auto || len(names) != len(table)+1 {
-		t.Errorf("Names() = %q", names)
+	if names[0] != Auto || len(names) != len(table) || slices.Contains(names, ebpfAboveOther) {
+		t.Errorf("Names() = %q, want auto and the table, but for %s", names, ebpfAboveOther)
 	}
 	for _, name := range planned {
 		if slices.Contains(names, name) {
@@ -30,6 +30,30 @@ func TestNamesBeginWithAuto(t *testing.T) {
 	}
 	if !strings.HasSuffix(strings.Join(names, " "), userspaceName) {
 		t.Error("the mode that works anywhere is not the last resort")
+	}
+}
+
+// TestLayered: what a mode needs below it stays when others are cleaned up.
+func TestLayered(t *testing.T) {
+	for name, want := range map[string]string{ebpfName: nftablesName, ebpfAboveOther: iptablesName, nftablesName: nftablesName, userspaceName: userspaceName, "": ""} {
+		if got := belowOf(name); got != want {
+			t.Errorf("below %q: %q, want %q", name, got, want)
+		}
+		if got, want := Layered(name), strings.HasPrefix(name, ebpfName); got != want {
+			t.Errorf("%q is layered: %v", name, got)
+		}
+	}
+	for _, name := range []string{ebpfName, ebpfAboveOther} {
+		if _, inKernel := RequirementOf(name); !inKernel {
+			t.Errorf("%s needs nothing of the kernel", name)
+		}
+	}
+	above, _ := AbilityOf(ebpfName)
+	other, _ := AbilityOf(ebpfAboveOther)
+	nft, _ := AbilityOf(nftablesName)
+	ipt, _ := AbilityOf(iptablesName)
+	if above != nft || other != ipt {
+		t.Errorf("the layer does %+v and %+v, want what the mode below does: %+v and %+v", above, other, nft, ipt)
 	}
 }
 
