@@ -84,7 +84,9 @@ func clearNamespace(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	}
-	err = ns.Kill(ctx)
+	if err = ns.Kill(ctx); err == nil {
+		err = clearLayer(ctx, ns)
+	}
 	_ = ns.Close()
 	if err != nil {
 		return err

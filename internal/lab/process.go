@@ -42,6 +42,11 @@ func (l *Lab) start(what string, in *netns.NS, args ...string) (*process, error)
 	cmd.Env, cmd.Dir = cleanEnvironment(), "/"
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.SysProcAttr = apart()
+	leave, err := l.spec.join(cmd, in)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if err := in.Start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", what, err)
 	}

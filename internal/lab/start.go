@@ -233,6 +233,11 @@ func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
 		"node", "--server", p.api(), "--token-file", tokenFile,
 		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", l.DataDir(n.name()), "--mode", l.spec.Mode,
 	}
+	if dir, err := l.spec.cgroupOf(l.ns.open[n.name()]); err != nil {
+		return nil, err
+	} else if dir != "" {
+		args = append(args, "--cgroup", dir)
+	}
 	if l.spec.DNSCapture {
 		args = append(args, "--dns-capture")
 	}

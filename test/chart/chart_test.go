@@ -1,7 +1,9 @@
 package chart_test
 
 import (
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +52,7 @@ egress: {engine: envoy, replicas: 1, resources: {}}`,
 	"one instance":   `{preset: global, controlPlane: {replicas: 1}}`,
 	"no webhook":     `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", webhook: {enabled: false}}`,
 	"everything set": everything,
+	"ebpf":           `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", agent: {mode: ebpf, cgroupDir: /sys/fs/cgroup/unified}, sidecar: {enabled: true, envoyImage: registry.example/envoy@sha256:1}}`,
 }
 
 const everything = `
@@ -157,6 +160,30 @@ func TestSameAsHelm(t *testing.T) {
 				t.Errorf("objects (-Helm +proxima install kubernetes):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestLayerMounts: with mode ebpf the agent has the node's cgroups, its bpffs and the capabilities for programs,
+// and in other modes it has none of them.
+func TestLayerMounts(t *testing.T) {
+	for _, name := range []string{"ebpf", "kube-proxy-replacement"} {
+		all, err := byHelm(t, cases[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent, ok := all["DaemonSet "+manifests.Namespace+"/proxima-agent"]
+		if !ok {
+			t.Fatalf("%s: no agent among %v", name, slices.Sorted(maps.Keys(all)))
+		}
+		text, err := yaml.Marshal(agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []string{"--cgroup=/run/cgroup", "mountPath: /run/cgroup", "mountPath: /sys/fs/bpf", "path: /sys/fs/cgroup/unified", "- BPF", "- PERFMON"} {
+			if got, want := strings.Contains(string(text), part), name == "ebpf"; got != want {
+				t.Errorf("%s: %q is there: %v, want %v", name, part, got, want)
+			}
+		}
 	}
 }
 

@@ -87,7 +87,7 @@ func pinDir(bpffs string) (string, error) {
 // number to another one: a link's cgroup tells whose it is.
 func ownPins(bpffs string) (string, error) {
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
 		return "", fmt.Errorf("network namespace: %w", err)
 	}
 	return filepath.Join(bpffs, pinFolder, fmt.Sprintf("netns-%d", st.Ino)), nil
@@ -255,7 +255,7 @@ func (l *links) pinClients(m *ebpf.Map) {
 	}
 }
 
-// Cleanup detaches what an earlier process attached, in this network namespace, and removes its pins. Of
+// Cleanup detaches what an earlier process attached, in the network namespace of the calling thread, and removes its pins. Of
 // Options it takes BPFFS. What is absent is no error. Close the mode before: it would attach again.
 func Cleanup(opts Options) error {
 	if opts.BPFFS == "" {
