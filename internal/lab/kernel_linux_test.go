@@ -14,8 +14,10 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -27,8 +29,11 @@ func TestKernelModes(t *testing.T) {
 	for _, c := range []struct {
 		mode, chosen string
 		zones        int
-	}{{"auto", "nftables", 2}, {"iptables", "iptables", 1}} {
+	}{{"auto", "nftables", 2}, {"iptables", "iptables", 1}, {"ebpf", "ebpf", 1}} {
 		t.Run(c.mode, func(t *testing.T) {
+			if c.mode == ebpf.Name {
+				needsLayer(t)
+			}
 			before := tables(t)
 			l := start(t, lab.Spec{Zones: c.zones, Nodes: 2, Mode: c.mode})
 			testkit.Eventually(t, "everything is well, and each zone is served by its own", func() bool {
@@ -52,6 +57,17 @@ func TestKernelModes(t *testing.T) {
 				t.Errorf("this machine's own tables changed from\n%s\nto\n%s", before, got)
 			}
 		})
+	}
+}
+
+// needsLayer skips where the kernel, or this machine, has no eBPF layer.
+func needsLayer(t *testing.T) {
+	t.Helper()
+	if err := ebpf.Check(); err != nil {
+		t.Skip(err)
+	}
+	if _, err := cgroup.Root(); err != nil {
+		t.Skip(err)
 	}
 }
 
