@@ -67,6 +67,18 @@ func newWorld(t *testing.T) *world {
 			}
 		}
 	}
+	// The kernel gives addresses of IPv6 free a little later.
+	w.within("addresses", func() bool {
+		for i := range 3 {
+			c, err := net.Dial("tcp", netip.AddrPortFrom(podAt(true, i), 1).String())
+			if err == nil {
+				_ = c.Close()
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				return false
+			}
+		}
+		return true
+	})
 	w.open(nil)
 	return w
 }
