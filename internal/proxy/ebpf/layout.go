@@ -41,16 +41,6 @@ func vipKey(at netip.AddrPort) []byte {
 	return binary.LittleEndian.AppendUint16(b, protoTCP)
 }
 
-// parseVIP is the inverse of vipKey; ok is false for what it does not make.
-func parseVIP(b []byte) (at netip.AddrPort, ok bool) {
-	if len(b) != vip4Size && len(b) != vip6Size {
-		return at, false
-	}
-	n := len(b) - 4
-	a, ok := netip.AddrFromSlice(b[:n])
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n:])), ok && binary.LittleEndian.Uint16(b[n+2:]) == protoTCP
-}
-
 // putSlot writes struct slot4 or struct slot6; b has that size.
 func putSlot(b []byte, s slot, targets []proxy.Target) {
 	clear(b)

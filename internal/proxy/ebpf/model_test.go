@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"encoding/hex"
 	"net/netip"
 	"slices"
 	"testing"
@@ -228,14 +229,14 @@ func TestListID(t *testing.T) {
 	}
 }
 
+// TestVIPKey: struct vip4 and struct vip6 of program/connect.c.
 func TestVIPKey(t *testing.T) {
-	for _, text := range []string{"10.96.0.1:80", "[fd00::1]:65535"} {
-		at := netip.MustParseAddrPort(text)
-		if got, ok := parseVIP(vipKey(at)); !ok || got != at {
-			t.Errorf("%s: %v %v", at, got, ok)
+	for text, want := range map[string]string{
+		"10.96.0.1:80":    "0a60000100500600",
+		"[fd00::1]:65535": "fd000000000000000000000000000001ffff0600",
+	} {
+		if got := hex.EncodeToString(vipKey(netip.MustParseAddrPort(text))); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
 		}
-	}
-	if _, ok := parseVIP(make([]byte, 8)); ok {
-		t.Error("protocol 0 is taken for TCP")
 	}
 }
