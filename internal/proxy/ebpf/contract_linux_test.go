@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/iptables"
 	"github.com/proxima-mesh/proxima/internal/proxy/nftables"
@@ -128,7 +127,7 @@ func TestContract(t *testing.T) {
 		return
 	}
 	p := newPlace(t)
-	layContract(t)
+	proxytest.LayHost(t, "pebpf-router", podAt)
 	for _, v6 := range []bool{false, true} {
 		node := netip.MustParseAddr("192.0.2.1")
 		if v6 {
@@ -185,40 +184,4 @@ func podAt(v6 bool, i int) netip.Addr {
 		return netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 2: 0x0d, 3: 0xb8, 5: 2, 15: byte(10 + i)})
 	}
 	return netip.AddrFrom4([4]byte{10, 244, 0, byte(10 + i)})
-}
-
-// layContract makes this process's namespace a node that is its own workloads' host, with a router that
-// refuses every address that no service has.
-func layContract(t *testing.T) {
-	t.Helper()
-	current, err := core.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = current.Close() })
-	router := netns.New(t, "pebpf-router")
-	if err := core.Connect(
-		core.End{NS: current, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}},
-		core.End{NS: router.NS, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}},
-	); err != nil {
-		t.Fatal(err)
-	}
-	if err := current.SetLinkUp("lo", true); err != nil {
-		t.Fatal(err)
-	}
-	for to, via := range map[string]string{"0.0.0.0/0": "192.0.2.2", "::/0": "2001:db8:1::2"} {
-		if err := current.AddRoute(netip.MustParsePrefix(to), netip.MustParseAddr(via)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 8 {
-		for _, v6 := range []bool{false, true} {
-			a := podAt(v6, i)
-			if err := current.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	router.Run("ip", "route", "add", "local", "10.96.0.0/16", "dev", "lo")
-	router.Run("ip", "-6", "route", "add", "local", "fd00:96::/108", "dev", "lo")
 }

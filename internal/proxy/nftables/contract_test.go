@@ -12,7 +12,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/proxytest"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
@@ -77,7 +76,7 @@ func TestContract(t *testing.T) {
 		t.Logf("%s", out)
 		return
 	}
-	layContract(t)
+	proxytest.LayHost(t, "pnft-router", podIP)
 	for _, v6 := range []bool{false, true} {
 		node := netip.MustParseAddr("192.0.2.1")
 		if v6 {
@@ -100,40 +99,4 @@ func TestContract(t *testing.T) {
 			})
 		})
 	}
-}
-
-// layContract makes this process's namespace a node that is its own workloads'
-// host, with a router that refuses every address that no service has.
-func layContract(t *testing.T) {
-	t.Helper()
-	current, err := core.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = current.Close() })
-	router := netns.New(t, "pnft-router")
-	if err := core.Connect(
-		core.End{NS: current, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}},
-		core.End{NS: router.NS, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}},
-	); err != nil {
-		t.Fatal(err)
-	}
-	if err := current.SetLinkUp("lo", true); err != nil {
-		t.Fatal(err)
-	}
-	for to, via := range map[string]string{"0.0.0.0/0": "192.0.2.2", "::/0": "2001:db8:1::2"} {
-		if err := current.AddRoute(netip.MustParsePrefix(to), netip.MustParseAddr(via)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 8 {
-		for _, v6 := range []bool{false, true} {
-			a := podIP(v6, i)
-			if err := current.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	router.Run("ip", "route", "add", "local", "10.96.0.0/16", "dev", "lo")
-	router.Run("ip", "-6", "route", "add", "local", "fd00:96::/108", "dev", "lo")
 }
