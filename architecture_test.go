@@ -227,6 +227,10 @@ var layers = map[string]layer{
 	"internal/proxy/account":            adapter,
 	"internal/proxy/ebpf":               adapter,
 	"internal/proxy/iptables":           adapter,
+	"internal/proxy/kernelspace":        adapter,
+	// An interface, and its fake. The adapter in it is for Windows alone.
+	"internal/proxy/kernelspace/hns":         base,
+	"internal/proxy/kernelspace/hns/hnstest": base,
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/permit":             adapter,
 	"internal/proxy/proxytest":          adapter,
@@ -338,6 +342,7 @@ var onlyImporters = map[string][]string{
 	"k8s.io/apiserver/pkg/storage":  {"internal/apiserver", "internal/keyring"},
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 
+	"github.com/Microsoft/hnslib":        {"internal/proxy/kernelspace/hns"},
 	"github.com/apache/pulsar-client-go": {"internal/feed/sink/pulsarsink"},
 	"github.com/cilium/ebpf":             {"internal/proxy/ebpf"},
 	"github.com/jackc/pgx":               {"internal/store/postgres"},

@@ -3,6 +3,7 @@ module github.com/proxima-mesh/proxima
 go 1.26.0
 
 require (
+	github.com/Microsoft/hnslib v0.1.3
 	github.com/apache/pulsar-client-go v0.19.0
 	github.com/cilium/ebpf v0.22.0
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0

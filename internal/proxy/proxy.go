@@ -71,6 +71,9 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// HealthCheckNodePort, 0: none.
 	HealthCheckNodePort uint16
+	// PreserveDestination: Windows nodes deliver packets to ingress addresses with their destination
+	// as it is, to local endpoints (annotation preserve-destination). Other modes do not read it.
+	PreserveDestination bool
 	// WarmUp is for how long the weight of an endpoint that became ready rises to the full
 	// one; 0: it has that at once. See choose.Warm.
 	WarmUp time.Duration
@@ -366,6 +369,7 @@ func (s *Service) equalButPorts(t *Service) bool {
 	return s != nil && t != nil && s.Name == t.Name && s.Of == t.Of && s.Scope.Equal(t.Scope) &&
 		s.InternalLocal == t.InternalLocal && s.ExternalLocal == t.ExternalLocal &&
 		s.AffinityTimeout == t.AffinityTimeout && s.HealthCheckNodePort == t.HealthCheckNodePort &&
+		s.PreserveDestination == t.PreserveDestination &&
 		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.ExternalIPs, t.ExternalIPs) &&
 		slices.Equal(s.LoadBalancerIPs, t.LoadBalancerIPs) && slices.Equal(s.SourceRanges, t.SourceRanges)
 }
