@@ -227,10 +227,6 @@ var layers = map[string]layer{
 	"internal/proxy/account":            adapter,
 	"internal/proxy/ebpf":               adapter,
 	"internal/proxy/iptables":           adapter,
-	"internal/proxy/kernelspace":        adapter,
-	// An interface, and its fake. The adapter in it is for Windows alone.
-	"internal/proxy/kernelspace/hns":         base,
-	"internal/proxy/kernelspace/hns/hnstest": base,
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/permit":             adapter,
 	"internal/proxy/proxytest":          adapter,
@@ -280,6 +276,11 @@ var layers = map[string]layer{
 	"internal/cli":          command,
 	"internal/cli/describe": command,
 	"internal/cli/manifest": command,
+
+	"internal/proxy/kernelspace": adapter,
+	// An interface, and its fake. The adapter in it is for Windows alone.
+	"internal/proxy/kernelspace/hns":         base,
+	"internal/proxy/kernelspace/hns/hnstest": base,
 
 	"internal/registry/mirror":            core,
 	"internal/registry/mirror/mirrortest": core,

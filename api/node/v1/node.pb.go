@@ -690,9 +690,11 @@ type Service struct {
 	Scope               *Scope `protobuf:"bytes,12,opt,name=scope,proto3" json:"scope,omitempty"`
 	// For how long the weight of an endpoint that became ready rises, in milliseconds; 0: it
 	// has the full one at once.
-	WarmUpMillis  uint32 `protobuf:"varint,13,opt,name=warm_up_millis,json=warmUpMillis,proto3" json:"warm_up_millis,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	WarmUpMillis uint32 `protobuf:"varint,13,opt,name=warm_up_millis,json=warmUpMillis,proto3" json:"warm_up_millis,omitempty"`
+	// Nodes of Windows deliver packets to ingress addresses with their destination as it is.
+	PreserveDestination bool `protobuf:"varint,14,opt,name=preserve_destination,json=preserveDestination,proto3" json:"preserve_destination,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -814,6 +816,13 @@ func (x *Service) GetWarmUpMillis() uint32 {
 		return x.WarmUpMillis
 	}
 	return 0
+}
+
+func (x *Service) GetPreserveDestination() bool {
+	if x != nil {
+		return x.PreserveDestination
+	}
+	return false
 }
 
 // Which workloads use a Service: its names and its cluster addresses. Missing: those of all
@@ -3035,7 +3044,7 @@ const file_node_proto_rawDesc = "" +
 	"\x04NONE\x10\x01\x12\b\n" +
 	"\x04ONLY\x10\x02\x12\x0e\n" +
 	"\n" +
-	"ANY_EXCEPT\x10\x03\"\x9f\x04\n" +
+	"ANY_EXCEPT\x10\x03\"\xd2\x04\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -3051,7 +3060,8 @@ const file_node_proto_rawDesc = "" +
 	" \x01(\rR\x0faffinitySeconds\x123\n" +
 	"\x16health_check_node_port\x18\v \x01(\rR\x13healthCheckNodePort\x12,\n" +
 	"\x05scope\x18\f \x01(\v2\x16.proxima.node.v1.ScopeR\x05scope\x12$\n" +
-	"\x0ewarm_up_millis\x18\r \x01(\rR\fwarmUpMillis\"7\n" +
+	"\x0ewarm_up_millis\x18\r \x01(\rR\fwarmUpMillis\x121\n" +
+	"\x14preserve_destination\x18\x0e \x01(\bR\x13preserveDestination\"7\n" +
 	"\x05Scope\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1a\n" +
 	"\bexported\x18\x02 \x03(\tR\bexported\"2\n" +

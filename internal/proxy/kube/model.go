@@ -23,6 +23,9 @@ import (
 // (KEP-2447; k8s.io/kubernetes/pkg/proxy/apis).
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// annotationPreserveDestination is of Windows nodes (k8s.io/kubernetes/pkg/proxy/winkernel).
+const annotationPreserveDestination = "preserve-destination"
+
 // ServiceOf translates a Service. ok is false for those that are not proxied:
 // headless Services, external names, and Services of another proxy.
 // Invalid addresses and ports are left out: the API has validated
@@ -47,6 +50,7 @@ func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 		return nil, false // no address yet
 	}
 	out.WarmUp = kind.WarmUpOf(s)
+	out.PreserveDestination = s.Annotations[annotationPreserveDestination] == "true"
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		out.LoadBalancerIPs = loadBalancerIPs(s.Status.LoadBalancer.Ingress)
 		out.SourceRanges = proxy.ParseSourceRanges(s.Spec.LoadBalancerSourceRanges)

@@ -45,6 +45,8 @@ func DecodeService(name string, body []byte) (*proxy.Service, error) {
 		InternalLocal: m.GetInternalLocal(), ExternalLocal: m.GetExternalLocal(),
 		AffinityTimeout: time.Duration(min(m.GetAffinitySeconds(), maxAffinity)) * time.Second,
 		WarmUp:          time.Duration(min(m.GetWarmUpMillis(), maxWarmUpMillis)) * time.Millisecond,
+
+		PreserveDestination: m.GetPreserveDestination(),
 	}
 	var err error
 	if s.Scope, err = decodeScope(m.GetScope()); err != nil {

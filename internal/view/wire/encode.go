@@ -36,6 +36,7 @@ func EncodeService(s *proxy.Service) ([]byte, error) {
 		ExternalLocal:       s.ExternalLocal,
 		AffinitySeconds:     uint32(s.AffinityTimeout / time.Second),
 		HealthCheckNodePort: uint32(s.HealthCheckNodePort),
+		PreserveDestination: s.PreserveDestination,
 		Scope:               encodeScope(s.Scope),
 		WarmUpMillis:        uint32(s.WarmUp / time.Millisecond),
 	}

@@ -91,6 +91,7 @@ func genService(t *rapid.T) *proxy.Service {
 		InternalLocal: rapid.Bool().Draw(t, "internal"), ExternalLocal: rapid.Bool().Draw(t, "external"),
 		AffinityTimeout:     time.Duration(rapid.IntRange(0, maxAffinity).Draw(t, "affinity")) * time.Second,
 		HealthCheckNodePort: rapid.Uint16().Draw(t, "health"),
+		PreserveDestination: rapid.Bool().Draw(t, "preserve"),
 		WarmUp:              time.Duration(rapid.IntRange(0, maxWarmUpMillis).Draw(t, "warm-up")) * time.Millisecond,
 	}
 	for _, p := range s.Ports {
