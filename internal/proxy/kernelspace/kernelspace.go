@@ -13,6 +13,7 @@
 package kernelspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,6 +98,8 @@ type Mode struct {
 	have      map[key]hns.LoadBalancer
 	leftovers map[string]bool
 	trusted   bool
+	// removing: there is nothing to carry any more, see Cleanup.
+	removing bool
 	// rejected: HNS says that it cannot modify load balancers.
 	rejected bool
 	record   record
@@ -261,6 +264,32 @@ type State struct {
 	Balancers map[proxy.PortName][]string
 }
 
+// Front of a service port at an address: its load balancer, in words; an address that is none of its
+// virtual ones is the machine's, for the node port. Without one, outcome says what becomes of a
+// connection: "drop" by rules, or "pass".
+func (m *Mode) Front(to netip.Addr, name proxy.PortName) (line, outcome string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.ports[name]
+	if p == nil {
+		return "", "pass"
+	}
+	s := p.state.Service
+	k := key{vip: to, protocol: protocolOf(p.state.Port.Protocol), port: p.state.Port.Port, ipv6: !to.Is4()}
+	if !slices.Contains(slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs), to) {
+		k.vip, k.port = netip.Addr{}, p.state.Port.NodePort
+	}
+	if b, ok := m.have[k]; ok {
+		return describe(k, b), "endpoint"
+	}
+	for _, a := range p.plan.acls {
+		if !a.Allow && !a.Out && a.LocalPort == k.port && a.Protocol == k.protocol && slices.ContainsFunc(a.Local, func(l netip.Prefix) bool { return l.Contains(to) }) {
+			return "", "drop"
+		}
+	}
+	return "", "pass"
+}
+
 // State returns what the mode has in HNS, as of the last synchronisation.
 func (m *Mode) State() State {
 	m.mu.Lock()
@@ -325,22 +354,22 @@ func (m *Mode) Dump() (Dump, error) {
 	return d, nil
 }
 
-// Cleanup removes what a mode with these options made in HNS, also a process's of long ago. Nothing
-// there is no error. Close the mode before.
+// Cleanup removes what a mode with this StateFile made in HNS, also a process's of long ago; of the
+// options it needs HNS, too. Nothing there is no error. Close the mode before.
 func Cleanup(o Options) error {
 	r, err := readRecord(o.StateFile)
-	if err != nil || len(r.Balancers)+len(r.Creating)+len(r.ACLs) == 0 && o.Network == "" {
+	if err != nil {
 		return err
 	}
-	if o.Network == "" {
-		o.Network = "none" // load balancers can be deleted without it
+	if o.Network = cmp.Or(o.Network, r.Network); o.Network == "" {
+		return nil // it never made anything
 	}
 	o.EnableDSR = false
 	m, err := newMode(o)
 	if err != nil {
 		return err
 	}
-	m.started = true
+	m.started, m.removing = true, true
 	for range 3 + len(r.Balancers)/deletesPerSync {
 		if _, err = m.sync(); errors.Is(err, hns.ErrNetworkNotFound) {
 			err = m.deleteAll()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kernelspace/hns"
@@ -662,7 +663,7 @@ func TestRestart(t *testing.T) {
 		t.Error("Close stops traffic")
 	}
 	for range 2 { // twice is no error
-		if err := Cleanup(r.opts); err != nil {
+		if err := Cleanup(Options{HNS: r.hns, StateFile: r.opts.StateFile, write: os.WriteFile}); err != nil {
 			t.Fatal(err)
 		}
 		r.want()
@@ -896,4 +897,92 @@ func (r *rig) neverOpen(s *proxy.PortState) {
 			r.Errorf("%s is open to all clients", vip)
 		}
 	}
+}
+
+// TestMetrics: they are registered until Close, and say what there is.
+func TestMetrics(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	r := newRig(t, hns.L2Bridge, func(o *Options) { o.Registerer = registry })
+	r.apply(service(func(s *proxy.Service) { s.AffinityTimeout = time.Hour }))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		got[strings.TrimPrefix(f.GetName(), "proxima_kernelspace_")] = f.GetMetric()[0].GetGauge().GetValue()
+	}
+	want := map[string]float64{"load_balancers": 1, "leftover_load_balancers": 0, "network": 1, "limited_service_ports": 1, "failures_total": 0}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+	if err := r.mode.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if families, _ := registry.Gather(); len(families) != 0 {
+		t.Errorf("after Close: %v", families)
+	}
+}
+
+// TestFront: what trace says of an address.
+func TestFront(t *testing.T) {
+	r := newRig(t, hns.L2Bridge, nil)
+	svc := service(func(s *proxy.Service) { full(s); s.InternalLocal = true }).Service
+	s := state(svc, svc.Ports[0], "", "10.244.2.20:80")
+	r.apply(s)
+	for addr, want := range map[string]string{"10.96.0.10": "drop", "203.0.113.5": "endpoint", "192.168.1.1": "endpoint", "fd00::1": "pass"} {
+		line, outcome := r.mode.Front(netip.MustParseAddr(addr), s.Name)
+		if outcome != want || (line != "") != (want == "endpoint") {
+			t.Errorf("%s: %s by %q, want %s", addr, outcome, line, want)
+		}
+	}
+}
+
+// TestFailuresStayClosed: a front whose endpoints cannot be made stays as it is; without its rules a
+// restricted one is not there, and rules stay until what they close is gone.
+func TestFailuresStayClosed(t *testing.T) {
+	failing := func(r *rig, name string) {
+		r.hns.Fail(func(_ int, call string) (error, bool) {
+			if call == name {
+				return errors.New("busy"), false
+			}
+			return nil, false
+		})
+	}
+	ranges := func(s *proxy.Service) {
+		s.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+		s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	}
+	clusterIP := "10.96.0.10 80/6 > " + all + " 8080 flags=0 mapping=0"
+
+	r := newRig(t, hns.L2Bridge, nil)
+	s := service(nil)
+	r.apply(s)
+	failing(r, "CreateEndpoint")
+	if err := r.mode.Apply(t.Context(), changes(state(s.Service, s.Port, "", "10.244.2.99:80"))); err == nil {
+		t.Error("an endpoint that cannot be made is no error")
+	}
+	r.want(clusterIP)
+
+	r = newRig(t, hns.L2Bridge, nil)
+	failing(r, "AddACLs")
+	if err := r.mode.Apply(t.Context(), changes(service(ranges))); err == nil {
+		t.Error("rules that cannot be set are no error")
+	}
+	r.want(clusterIP)
+	r.hns.Fail(nil)
+	r.mode.look(false)
+	if len(r.fronts()) != 2 || len(r.hns.ACLs(testNetwork)) != 4 {
+		t.Errorf("later: %q, %+v", r.fronts(), r.hns.ACLs(testNetwork))
+	}
+	failing(r, "DeleteLoadBalancer")
+	_ = r.mode.Apply(t.Context(), []proxy.Change{{Name: s.Name}})
+	if len(r.hns.ACLs(testNetwork)) != 4 {
+		t.Error("rules are gone before the load balancer that they restrict")
+	}
+	r.hns.Fail(nil)
+	r.mode.look(false)
+	r.mode.look(false)
+	r.want()
+	r.clean()
 }

@@ -287,11 +287,19 @@ func TestModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.ports = map[proxy.PortName]*proxy.PortState{}
-		if err := Cleanup(w.opts); err != nil {
+		if err := Cleanup(Options{HNS: w.hns, StateFile: w.opts.StateFile, write: os.WriteFile}); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(w.hns.Balancers()) - len(w.foreign); got != 0 {
 			t.Fatalf("%d load balancers are left", got)
+		}
+		for _, e := range w.hns.Endpoints() {
+			if own(e) {
+				t.Fatalf("endpoint %s is left", e.Name)
+			}
+		}
+		if got := w.hns.ACLs(testNetwork); len(got) != 0 {
+			t.Fatalf("rules are left: %+v", got)
 		}
 	})
 }

@@ -15,6 +15,8 @@ import (
 // record is what this mode has made in HNS, on disk: load balancers and access control lists carry
 // no mark of who made them. Endpoints do: see endpointName.
 type record struct {
+	// Network that it is in, by name.
+	Network string `json:"network"`
 	// Balancers are identifiers.
 	Balancers []string `json:"balancers"`
 	// Creating are the fronts of load balancers that were about to be made, so that one whose

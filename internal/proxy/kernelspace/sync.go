@@ -67,7 +67,7 @@ func (p *pass) run() error {
 			return err
 		}
 	}
-	if p.network.IsOverlay() {
+	if p.network.IsOverlay() && !p.removing {
 		if err := p.ensureSourceVIP(); err != nil {
 			return err
 		}
@@ -98,6 +98,9 @@ func (p *pass) adopt() error {
 		return fmt.Errorf("HNS network %s was replaced: its load balancers and endpoints are made again", p.o.Network)
 	}
 	p.network = network
+	if p.removing {
+		return nil
+	}
 	return p.learnNetwork()
 }
 
@@ -443,7 +446,7 @@ func (p *pass) changing() (out []string) {
 
 // saveRecord; an error is logged, since traffic matters more. It is tried again.
 func (p *pass) saveRecord(creating []string, rules []hns.ACL) {
-	r := record{Creating: creating, ACLs: rules}
+	r := record{Network: p.o.Network, Creating: creating, ACLs: rules}
 	for _, b := range p.have {
 		r.Balancers = append(r.Balancers, b.ID)
 	}
@@ -597,6 +600,11 @@ func (p *pass) deleteEndpoints() error {
 	ids := slices.Clone(p.doomed)
 	for a, e := range p.remote {
 		if own(e) && !p.vips[a] {
+			ids = append(ids, e.ID)
+		}
+	}
+	for _, e := range p.local { // that of --source-vip
+		if p.removing && own(e) {
 			ids = append(ids, e.ID)
 		}
 	}
