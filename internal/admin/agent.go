@@ -100,6 +100,10 @@ type NodeStatus struct {
 	Isolation *isolation.Status `json:"isolation,omitempty"`
 	// Permissions of workloads of this node without a sidecar; nil: the agent is a gateway.
 	Permissions *permit.Status `json:"permissions,omitempty"`
+	// Limits are what service ports ask for and the mode does not do, a line each. ModeProblem is that of
+	// the mode as a whole; empty: none.
+	Limits      []string `json:"limits,omitempty"`
+	ModeProblem string   `json:"modeProblem,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.

@@ -142,6 +142,7 @@ func explainService(c Config, q url.Values) (any, error) {
 	}
 	explainMesh(&e, snapshot, service)
 	explainGuards(&e, snapshot, key, c.ByAddress)
+	explainLimits(&e, snapshot, service)
 	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}

@@ -28,12 +28,15 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 	if a.cfg.AllNodePorts {
 		primary = nil
 	}
+	windows := a.cfg.Windows
+	windows.NodeAddresses, windows.HealthPort = a.primaryAddresses, uint16(a.cfg.HealthPort)
 	return modes.New(ctx, a.cfg.Mode, modes.Config{
 		Logger: a.log, Registerer: a.registry,
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
 		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary, Cgroup: a.cfg.Cgroup,
-		Owner: fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
+		Windows: windows,
+		Owner:   fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
 	})
 }
 

@@ -84,6 +84,8 @@ type NodeConfig struct {
 	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
 	// default.
 	MasqueradeMark uint32
+	// Windows are settings of the mode kernelspace.
+	Windows modes.Windows
 	// DataDir keeps the credentials and the last state.
 	DataDir string
 	// Host that health and metrics listen on, and their ports; 0: off.
@@ -262,6 +264,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "health check node ports", Run: a.checks.Run},
 			{Name: "other modes", Run: a.cleanOthers},
 			{Name: "mode", Run: a.closeMode},
+			{Name: "limits of the mode", Run: a.reportLimits},
 		},
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		a.isolationComponents(), a.permissionComponents(), a.cgroupComponents(), a.unanswered.components(),

@@ -52,6 +52,7 @@ func (a agentState) Status() admin.NodeStatus {
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())
 	}
+	status.Limits, status.ModeProblem = a.limits()
 	for _, f := range a.checks.Failures() {
 		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts,
 			fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))

@@ -265,6 +265,9 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		}
 	}
 	printGuards(out, e.Guards)
+	for _, l := range e.Limits {
+		fmt.Fprintln(out, l)
+	}
 	if e.Topology != nil {
 		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}

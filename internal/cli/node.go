@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -27,6 +28,7 @@ type nodeFlags struct {
 	directAfter     time.Duration
 	kubeProxyConfig string
 	cleanup         bool
+	windows         windowsFlags
 }
 
 func newNode(s *settings) *cobra.Command {
@@ -66,11 +68,13 @@ machine's kernel, and ends.`,
 			if n.cleanup {
 				return n.clean(cmd, s)
 			}
-			cfg, err := n.config(cmd, s)
-			if err != nil {
-				return err
-			}
-			return app.RunNode(cmd.Context(), cfg, s.printReady)
+			return underServiceManager(cmd.Context(), s, func(ctx context.Context) error {
+				cfg, err := n.config(cmd, s)
+				if err != nil {
+					return err
+				}
+				return app.RunNode(ctx, cfg, s.printReady)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -84,7 +88,8 @@ machine's kernel, and ends.`,
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
 	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, restore the machine's resolver, and end")
 	n.add(cmd)
-	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s))
+	n.windows.add(f)
+	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s), newNodeService(s))
 	return cmd
 }
 
@@ -99,6 +104,9 @@ func (n *nodeFlags) clean(cmd *cobra.Command, s *settings) error {
 func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, error) {
 	cfg, err := n.agentFlags.config(s, n.host)
 	if err != nil {
+		return cfg, err
+	}
+	if cfg.Windows, err = n.windows.config(); err != nil {
 		return cfg, err
 	}
 	others := n.kubeProxyConfig != "" || s.kubeconfig != ""
@@ -198,6 +206,7 @@ func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app
 	if !changed("node-port-addresses") {
 		cfg.NodePortAddresses, cfg.Cluster.Primary, cfg.AllNodePorts = given.NodePortAddresses, given.Primary, given.AllNodePorts
 	}
+	cfg.Windows = n.windows.adopt(changed, given.Windows, cfg.Windows)
 	cfg.MasqueradeMark, cfg.Cluster.Conntrack = given.MasqueradeMark, given.Conntrack
 	var errs []error
 	if !changed("health-port") && !changed("host") {

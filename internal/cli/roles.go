@@ -226,7 +226,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.nodeName, "node-name", "", "name of this machine's Node (default: the host name in lower case)")
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
-	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first of them that works, except ebpf")
+	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first that works here, except ebpf (kernelspace is of Windows, nftables, iptables and ebpf of Linux)")
 	f.StringVar(&a.cgroup, "cgroup", "", "with --mode ebpf: directory of the cgroup (version 2) whose sockets get endpoints at connect, and of all below it (default: the root of the hierarchy, for an agent in the network namespace of the host)")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")

@@ -271,6 +271,12 @@ func (o *overview) findProblems() {
 	if text, _ := doctor.PermissionProblem(o.Agent.Permissions); text != "" {
 		o.problem("%s", text)
 	}
+	if p := o.Agent.ModeProblem; p != "" {
+		o.problem("this machine's agent, mode %s: %s", o.Agent.Agent.Mode, p)
+	}
+	for _, l := range o.Agent.Limits {
+		o.problem("mode %s does not do all of service port %s", o.Agent.Agent.Mode, l)
+	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}

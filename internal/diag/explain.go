@@ -41,6 +41,8 @@ type Service struct {
 	Ports    []Port   `json:"ports"`
 	// Guards are the endpoints without a sidecar of which permissions say something.
 	Guards []Guard `json:"guards,omitempty"`
+	// Limits are what nodes of some mode do not do of the Service.
+	Limits []string `json:"limits,omitempty"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 	// History is the command that shows where its endpoints went; empty: it has some, or no changes are kept.

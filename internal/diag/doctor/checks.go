@@ -28,6 +28,7 @@ const (
 	checkConnections    = "connections"
 	checkKernelTables   = "kernel-tables"
 	checkLayer          = "ebpf-layer"
+	checkKernelLimits   = "kernel-limits"
 	checkOtherProxies   = "other-proxies"
 	checkKernelFeatures = "kernel"
 
@@ -85,6 +86,7 @@ func Checks() []Check {
 		{checkConnections, "The kernel's table of connections has room for more.", "Raise net.netfilter.nf_conntrack_max."},
 		{checkLayer, "In mode ebpf: whether the layer gives sockets their endpoints, or why connections only pass to the mode below.", ""},
 		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
+		{checkKernelLimits, "The mode does all that service ports ask for (Windows).", "See what it does not do with `proxima status`; run such Services on Linux nodes, or change them."},
 		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},
 		{checkKernelFeatures, "Which proxy modes this kernel can run.", ""},
 	}

@@ -19,13 +19,13 @@ import (
 func kernelModes(root string) Finding {
 	f := Finding{ID: checkKernelFeatures, Check: "kernel"}
 	if runtime.GOOS != "linux" {
-		f.Note = "mode userspace"
+		f.Note = "modes of this system: " + strings.Join(modes.Here()[1:], ", ")
 		return f
 	}
 	k := kernelFiles{root: filepath.Join("/", root)}
 	release := k.release()
 	can, cannot := []string{}, []string{}
-	for _, mode := range modes.Names()[1:] {
+	for _, mode := range modes.Here()[1:] {
 		needs, _ := modes.RequirementOf(mode)
 		if why := k.lacks(release, needs.Major, needs.Minor, needs.Modules); why != "" {
 			cannot = append(cannot, mode+" ("+why+")")

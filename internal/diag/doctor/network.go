@@ -86,7 +86,7 @@ func (f *Finding) leads(r netip.Prefix, mode string) {
 	}
 	defer conn.Close()
 	from := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
-	_, inKernel := modes.RequirementOf(mode)
+	inKernel := modes.InKernel(mode)
 	switch local := from == vip || vip.IsLoopback(); {
 	case mode != "" && !inKernel && !local:
 		f.fail(problem.RangeUnroutable,

@@ -19,10 +19,17 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 	if agent == nil {
 		return nil
 	}
-	if _, inKernel := modes.RequirementOf(agent.Agent.Mode); !inKernel {
+	if !modes.InKernel(agent.Agent.Mode) {
 		return nil
 	}
 	dump, err := x.Agent.Dump(ctx)
+	if _, ofLinux := modes.RequirementOf(agent.Agent.Mode); !ofLinux {
+		f, _ := kernelTables(&dump, err)
+		if f.Problem != "" {
+			return []Finding{f}
+		}
+		return []Finding{f, limits(agent)}
+	}
 	findings := []Finding{forwarding(x.Root, &dump), connections(x.Root)}
 	if agent.Layer != nil {
 		findings = append(findings, Finding{ID: checkLayer, Check: "eBPF layer", Note: agent.Layer.String()})
@@ -31,6 +38,15 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 		findings = append(findings, tables)
 	}
 	return findings
+}
+
+// limits of a mode are no failure: Services that ask for more have Events.
+func limits(agent *admin.NodeStatus) Finding {
+	f := Finding{ID: checkKernelLimits, Check: "what the mode does not do", Note: "nothing that a service port asks for"}
+	if n := len(agent.Limits); n > 0 {
+		f.Note = fmt.Sprintf("of %d service ports, the first is %s; \"proxima status\" lists them", n, agent.Limits[0])
+	}
+	return f
 }
 
 // forwarding is needed for clients on other machines only, so that it is off is

@@ -47,8 +47,19 @@ type Settings struct {
 	Health, Metrics string
 	// Conntrack are settings of the kernel's table of connections.
 	Conntrack Conntrack
+	// Windows is the section winkernel.
+	Windows Windows
 	// Ignored are settings of the file that do nothing here, with the reason.
 	Ignored []string
+}
+
+// Windows are settings of mode kernelspace.
+type Windows struct {
+	Network             string
+	SourceVIP           netip.Addr
+	EnableDSR           bool
+	Gateway             string // name of the HNS endpoint of the root namespace; empty: the default
+	ForwardHealthChecks bool
 }
 
 // Conntrack are settings of the kernel's table of connections; a zero value leaves what the
@@ -109,6 +120,8 @@ func ReadKubeProxyConfiguration(data []byte) (*Settings, error) {
 	note("healthzBindAddress", err)
 	s.Metrics, err = bind(c.MetricsBindAddress, defaultMetrics, c.BindAddress)
 	note("metricsBindAddress", err)
+	note("winkernel.sourceVip", s.readWindows(&c.Winkernel))
+	note("featureGates", checkGates(c.FeatureGates))
 	note("conntrack", s.readConntrack(&c.Conntrack))
 	s.noteIgnored(&c)
 	if err := errors.Join(errs...); err != nil {
@@ -126,16 +139,42 @@ func (s *Settings) readMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
 		s.Mode, bit, s.MasqueradeAll = "iptables", c.IPTables.MasqueradeBit, c.IPTables.MasqueradeAll
 	case "nftables":
 		s.Mode, bit, s.MasqueradeAll = "nftables", c.NFTables.MasqueradeBit, c.NFTables.MasqueradeAll
-	case "ipvs", "kernelspace":
+	case "kernelspace":
+		s.Mode = "kernelspace"
+	case "ipvs":
 		return fmt.Errorf("%q is not in this version; use nftables or iptables", c.Mode)
 	default:
-		return fmt.Errorf("%q: want nftables, iptables, or nothing for the best that works", c.Mode)
+		return fmt.Errorf("%q: want nftables, iptables, on Windows kernelspace, or nothing for the best that works", c.Mode)
 	}
 	if bit != nil {
 		if *bit < 0 || *bit > 31 {
 			return fmt.Errorf("masqueradeBit %d: 0 to 31", *bit)
 		}
 		s.MasqueradeMark = 1 << *bit
+	}
+	return nil
+}
+
+// readWindows section; an address in it that is none is an error.
+func (s *Settings) readWindows(c *kubeproxyv1alpha1.KubeProxyWinkernelConfiguration) (err error) {
+	s.Windows = Windows{
+		Network: c.NetworkName, EnableDSR: c.EnableDSR, Gateway: c.RootHnsEndpointName, ForwardHealthChecks: c.ForwardHealthCheckVip,
+	}
+	if c.SourceVip == "" {
+		return nil
+	}
+	if s.Windows.SourceVIP, err = netip.ParseAddr(c.SourceVip); err != nil {
+		return fmt.Errorf("%q: not an IP address", c.SourceVip)
+	}
+	return nil
+}
+
+// checkGates refuses, as kube-proxy 1.37 does, to turn off what is locked on there and has an effect here.
+func checkGates(gates map[string]bool) error {
+	for _, gate := range []string{"WinDSR", "WinOverlay"} {
+		if on, set := gates[gate]; set && !on {
+			return fmt.Errorf("%s: it is locked to true since Kubernetes 1.34; winkernel.enableDSR turns direct server return on and off", gate)
+		}
 	}
 	return nil
 }
@@ -251,6 +290,8 @@ func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
 	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")
 	note(c.Mode == "iptables" && ptr.Deref(c.IPTables.LocalhostNodePorts, true), "iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones")
+	note(c.Mode != "kernelspace" && c.Mode != "" && c.Winkernel != (kubeproxyv1alpha1.KubeProxyWinkernelConfiguration{}), "winkernel: of mode kernelspace")
+	note(c.WindowsRunAsService, "windowsRunAsService: \"proxima node\" notices by itself that the service manager runs it")
 	note(c.OOMScoreAdj != nil, "oomScoreAdj: set it in the unit or the pod")
 	note(c.EnableProfiling, "enableProfiling: there is no profiling port")
 	note(len(c.FeatureGates) > 0, "featureGates: kube-proxy's own")

@@ -85,6 +85,18 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 		{name: "no kind", text: "mode: iptables", err: "want kubeproxy.config.k8s.io/v1alpha1"},
 		{name: "unknown field", text: head + "modus: iptables", err: `unknown field "modus"`},
 		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
+		{name: "kernelspace", text: head + "mode: kernelspace\nfeatureGates: {WinDSR: true, WinOverlay: true}\nwindowsRunAsService: true\n" +
+			"winkernel: {enableDSR: true, forwardHealthCheckVip: true, networkName: cbr0, rootHnsEndpointName: cbr0_ep, sourceVip: 10.244.1.2}", want: defaults(func(s *Settings) {
+			s.Mode = "kernelspace"
+			s.Windows = Windows{Network: "cbr0", SourceVIP: netip.MustParseAddr("10.244.1.2"), EnableDSR: true, Gateway: "cbr0_ep", ForwardHealthChecks: true}
+			s.Ignored = []string{"featureGates: kube-proxy's own", "windowsRunAsService: \"proxima node\" notices by itself that the service manager runs it"}
+		})},
+		{name: "winkernel elsewhere", text: head + "mode: iptables\nwinkernel: {networkName: cbr0}\niptables: {localhostNodePorts: false}", want: defaults(func(s *Settings) {
+			s.Mode, s.Windows.Network = "iptables", "cbr0"
+			s.Ignored = []string{"winkernel: of mode kernelspace"}
+		})},
+		{name: "bad source VIP", text: head + "mode: kernelspace\nwinkernel: {sourceVip: here}", err: `winkernel.sourceVip: "here": not an IP address`},
+		{name: "gate that is locked", text: head + "featureGates: {WinDSR: false}", err: "featureGates: WinDSR: it is locked to true"},
 		{name: "bad mode", text: head + "mode: fast", err: `mode: "fast": want nftables, iptables`},
 		{name: "bad bit", text: head + "mode: iptables\niptables: {masqueradeBit: 32}", err: "masqueradeBit 32: 0 to 31"},
 		{name: "bridge", text: head + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0, interfaceNamePrefix: x}", want: defaults(func(s *Settings) {
@@ -113,7 +125,7 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+			if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
 				t.Error(diff)
 			}
 		})

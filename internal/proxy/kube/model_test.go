@@ -161,3 +161,13 @@ func TestNameOf(t *testing.T) {
 		}
 	}
 }
+
+func TestPreserveDestination(t *testing.T) {
+	for value, want := range map[string]bool{"true": true, "false": false, "": false} {
+		svc := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		svc.Annotations = map[string]string{"preserve-destination": value}
+		if got, ok := ServiceOf(svc); !ok || got.PreserveDestination != want {
+			t.Errorf("annotation %q: %v", value, got)
+		}
+	}
+}

@@ -7,11 +7,13 @@
 package modes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -51,6 +53,8 @@ type Config struct {
 	// Cgroup is the directory of the cgroup whose sockets the ebpf mode translates; empty: the root of the
 	// hierarchy, where this process is in the network namespace of the host.
 	Cgroup string
+	// Windows are settings of the mode kernelspace.
+	Windows Windows
 	// Owner describes the agent to another one that finds a kernel mode in the same network namespace.
 	Owner string
 	// lockTimeout in place of the default.
@@ -83,6 +87,8 @@ type Kernel struct {
 // entry is a row of the table.
 type entry struct {
 	name string
+	// system (GOOS) that it works on; empty: any.
+	system string
 	// why auto chooses it; empty: it does not, yet.
 	why string
 	// another name of the mode, as it may call itself; nobody asks for it.
@@ -103,32 +109,50 @@ type entry struct {
 // table in the order in which auto tries.
 var table = []entry{
 	{
-		name: nftablesName, why: "it is the fastest, and works here",
+		name: nftablesName, system: linux, why: "it is the fastest, and works here",
 		// Maps of concatenations with ranges, and dynamic sets in maps.
 		needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"nf_tables"}},
 		new:   newNftables, cleanup: cleanNftables,
 		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true},
 	},
 	{
-		name: iptablesName, why: "no faster mode works here",
+		name: iptablesName, system: linux, why: "no faster mode works here",
 		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		new:   newIptables, cleanup: cleanIptables,
 		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
-		name: ebpfName, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"nf_tables|ip_tables"}},
+		name: ebpfName, system: linux, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"nf_tables|ip_tables"}},
 		new: newEbpf, cleanup: cleanEbpf,
 		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true}, // nftables serves what the layer does not
 	},
 	{
-		name: ebpfAboveOther, another: true, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
+		name: ebpfAboveOther, system: linux, another: true, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		does: policy.NodeAbility{Random: true, Addresses: true},
+	},
+	{
+		name: kernelspaceName, system: windows, why: "this is Windows, and HNS carries the traffic",
+		new: newKernelspace, cleanup: cleanKernelspace,
+		does: policy.NodeAbility{Random: true},
 	},
 	{
 		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
 		new: newUserspace, cleanup: cleanUserspace,
 		does: policy.NodeAbility{SourceHash: true, RoundRobin: true, Connecting: true, Namespaces: true},
 	},
+}
+
+// Systems (GOOS) that modes are of, and how they are called.
+const linux, windows = "linux", "windows"
+
+var systemNames = map[string]string{linux: "Linux", windows: "Windows"}
+
+// here reports whether the mode is of this system, or of any.
+func (e entry) here() bool { return e.system == "" || e.system == runtime.GOOS }
+
+// InKernel reports whether a mode keeps its state in the kernel, of Linux or of Windows.
+func InKernel(name string) bool {
+	return slices.ContainsFunc(table, func(e entry) bool { return e.name == name && (e.needs != nil || e.system != "") })
 }
 
 // AbilityOf a mode is what it does of policies for clients without a proxy. ok is false for a mode that
@@ -161,7 +185,7 @@ func RequirementOf(name string) (r Requirement, ok bool) {
 }
 
 // planned are modes that a user may know of and that this version lacks.
-var planned = []string{"ipvs", "kernelspace"}
+var planned = []string{"ipvs"}
 
 // Names lists what New takes, Auto first.
 func Names() []string {
@@ -183,15 +207,31 @@ func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 		return newBest(ctx, cfg)
 	}
 	for _, e := range table {
-		if e.name == name && !e.another {
+		if e.name == name && !e.another && e.here() {
 			return e.new(ctx, cfg)
 		}
 	}
-	names := Names()
-	if slices.Contains(planned, name) {
-		return nil, fmt.Errorf("--mode %s: not in this version; use %s", name, either(names[1:]))
+	for _, e := range table {
+		if e.name == name {
+			return nil, fmt.Errorf("--mode %s: it is of %s, and this system is %s; use %s",
+				name, systemNames[e.system], cmp.Or(systemNames[runtime.GOOS], runtime.GOOS), either(Here()))
+		}
 	}
-	return nil, fmt.Errorf("--mode %q: use %s", name, either(names))
+	if slices.Contains(planned, name) {
+		return nil, fmt.Errorf("--mode %s: not in this version; use %s", name, either(Here()[1:]))
+	}
+	return nil, fmt.Errorf("--mode %q: use %s", name, either(Here()))
+}
+
+// Here lists the modes of this system, Auto first.
+func Here() []string {
+	names := []string{Auto}
+	for _, e := range table {
+		if e.here() {
+			names = append(names, e.name)
+		}
+	}
+	return names
 }
 
 func either(names []string) string {
@@ -203,7 +243,7 @@ func newBest(ctx context.Context, cfg Config) (Mode, error) {
 	var failed []any // log attributes
 	var errs []error
 	for _, e := range table {
-		if e.why == "" {
+		if e.why == "" || !e.here() {
 			continue
 		}
 		m, err := e.new(ctx, cfg)

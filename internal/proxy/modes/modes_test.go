@@ -9,8 +9,9 @@ import (
 
 func TestNewRefusesByName(t *testing.T) {
 	for name, want := range map[string]string{
-		"ipvs": "--mode ipvs: not in this version; use nftables, iptables, ebpf or userspace",
-		"fast": `--mode "fast": use auto, nftables, iptables, ebpf or userspace`,
+		"kernelspace": "--mode kernelspace: it is of Windows, and this system is Linux; use auto, nftables, iptables, ebpf or userspace",
+		"ipvs":        "--mode ipvs: not in this version; use nftables, iptables, ebpf or userspace",
+		"fast":        `--mode "fast": use auto, nftables, iptables, ebpf or userspace`,
 	} {
 		if _, err := New(t.Context(), name, Config{}); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", name, err, want)
