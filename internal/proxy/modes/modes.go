@@ -212,7 +212,7 @@ func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 		}
 	}
 	for _, e := range table {
-		if e.name == name {
+		if e.name == name && !e.another {
 			return nil, fmt.Errorf("--mode %s: it is of %s, and this system is %s; use %s",
 				name, systemNames[e.system], cmp.Or(systemNames[runtime.GOOS], runtime.GOOS), either(Here()))
 		}
@@ -227,7 +227,7 @@ func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 func Here() []string {
 	names := []string{Auto}
 	for _, e := range table {
-		if e.here() {
+		if e.here() && !e.another {
 			names = append(names, e.name)
 		}
 	}
