@@ -274,9 +274,6 @@ func (o *overview) findProblems() {
 	if p := o.Agent.ModeProblem; p != "" {
 		o.problem("this machine's agent, mode %s: %s", o.Agent.Agent.Mode, p)
 	}
-	for _, l := range o.Agent.Limits {
-		o.problem("mode %s does not do all of service port %s", o.Agent.Agent.Mode, l)
-	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}
@@ -424,6 +421,7 @@ func (o *overview) print(out io.Writer) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	o.printLimits(out)
 	if len(o.Problems) == 0 {
 		fmt.Fprintln(out, "\nno problems found")
 		return nil
@@ -486,4 +484,21 @@ func modesText(counts []topology.ModeCount) string {
 		parts = append(parts, part)
 	}
 	return strings.Join(parts, ", ")
+}
+
+// maxLimitsShown of the agent's mode.
+const maxLimitsShown = 20
+
+// printLimits says what the agent's mode does not do of service ports. It is no problem of the agent.
+func (o *overview) printLimits(out io.Writer) {
+	if o.Agent == nil {
+		return
+	}
+	for i, l := range o.Agent.Limits {
+		if i == maxLimitsShown {
+			fmt.Fprintf(out, "mode %s: %d more; -o json has all\n", o.Agent.Agent.Mode, len(o.Agent.Limits)-i)
+			return
+		}
+		fmt.Fprintf(out, "mode %s does not do all of service port %s\n", o.Agent.Agent.Mode, l)
+	}
 }

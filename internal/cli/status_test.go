@@ -115,3 +115,19 @@ func TestSuspectNode(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
+
+// TestPrintLimits: each is a line, and not more than fit.
+func TestPrintLimits(t *testing.T) {
+	var out strings.Builder
+	(&overview{}).printLimits(&out)
+	o := &overview{Agent: &admin.NodeStatus{}}
+	o.Agent.Agent.Mode = "kernelspace"
+	for range maxLimitsShown + 2 {
+		o.Agent.Limits = append(o.Agent.Limits, "shop/web: weights")
+	}
+	o.printLimits(&out)
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != maxLimitsShown+1 || lines[0] != "mode kernelspace does not do all of service port shop/web: weights" || !strings.Contains(lines[maxLimitsShown], "2 more") {
+		t.Errorf("%q", lines)
+	}
+}
