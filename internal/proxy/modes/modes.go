@@ -109,29 +109,29 @@ type entry struct {
 // table in the order in which auto tries.
 var table = []entry{
 	{
-		name: nftablesName, system: linux, why: "it is the fastest, and works here",
+		name: nftablesName, system: goosLinux, why: "it is the fastest, and works here",
 		// Maps of concatenations with ranges, and dynamic sets in maps.
 		needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"nf_tables"}},
 		new:   newNftables, cleanup: cleanNftables,
 		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true},
 	},
 	{
-		name: iptablesName, system: linux, why: "no faster mode works here",
+		name: iptablesName, system: goosLinux, why: "no faster mode works here",
 		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		new:   newIptables, cleanup: cleanIptables,
 		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
-		name: ebpfName, system: linux, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"nf_tables|ip_tables"}},
+		name: ebpfName, system: goosLinux, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"nf_tables|ip_tables"}},
 		new: newEbpf, cleanup: cleanEbpf,
 		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true}, // nftables serves what the layer does not
 	},
 	{
-		name: ebpfAboveOther, system: linux, another: true, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
+		name: ebpfAboveOther, system: goosLinux, another: true, needs: &Requirement{Major: 5, Minor: 10, Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
 		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
-		name: kernelspaceName, system: windows, why: "this is Windows, and HNS carries the traffic",
+		name: kernelspaceName, system: goosWindows, why: "this is Windows, and HNS carries the traffic",
 		new: newKernelspace, cleanup: cleanKernelspace,
 		does: policy.NodeAbility{Random: true},
 	},
@@ -143,9 +143,9 @@ var table = []entry{
 }
 
 // Systems (GOOS) that modes are of, and how they are called.
-const linux, windows = "linux", "windows"
+const goosLinux, goosWindows = "linux", "windows"
 
-var systemNames = map[string]string{linux: "Linux", windows: "Windows"}
+var systemNames = map[string]string{goosLinux: "Linux", goosWindows: "Windows"}
 
 // here reports whether the mode is of this system, or of any.
 func (e entry) here() bool { return e.system == "" || e.system == runtime.GOOS }
