@@ -9,9 +9,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
-// serviceName of the agent with Windows' service manager.
-const serviceName = "proxima-node"
-
 // newNodeService installs the agent with Windows' service manager.
 func newNodeService(s *settings) *cobra.Command {
 	cmd := &cobra.Command{

@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 )
 
+// serviceName of the agent with Windows' service manager.
+const serviceName = "proxima-node"
+
 const (
 	// maxServiceLog is the size (bytes) from which the log begins again at a start; the one before is kept.
 	maxServiceLog = 16 << 20
