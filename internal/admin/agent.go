@@ -94,6 +94,8 @@ type NodeStatus struct {
 	Cgroups bool `json:"cgroups,omitempty"`
 	// Layer of mode ebpf; nil: the agent has another mode.
 	Layer *ebpf.Status `json:"layer,omitempty"`
+	// LayerEstimate is what mode ebpf would save on this node; nil: it is not known (yet), or the mode was asked for by name.
+	LayerEstimate *ebpf.Estimate `json:"layerEstimate,omitempty"`
 	// Tunnel to other sites; nil: the agent has none.
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// Isolation of meshes on this node; nil: the site has one mesh.

@@ -111,6 +111,23 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 	return nil
 }
 
+// estimateLayer finds out, once the agent serves, what mode ebpf would save where the mode was not asked for by name.
+func (a *agent) estimateLayer(ctx context.Context) error {
+	if a.cfg.Mode == modes.Auto && a.gateway == nil && len(a.cfg.SelfTest) > 0 && a.mode.Name() != userspaceMode {
+		select {
+		case <-a.agent.Ready():
+			e := modes.EstimateLayer(ctx, a.cfg.SelfTest, a.mode.Name(), a.cfg.Cgroup)
+			if ctx.Err() == nil {
+				a.estimate.Store(&e)
+				a.log.Info(e.String())
+			}
+		case <-ctx.Done():
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
 // CleanNode removes what agents of any mode left in this machine's kernel, and restores its
 // resolver, whose files are below root (empty: those of the machine). It fails while an agent of a kernel
 // mode runs, which would repair it. What is absent is no error.

@@ -30,6 +30,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
@@ -66,6 +67,9 @@ type NodeConfig struct {
 	Mode string
 	// Cgroup is the directory of the cgroup whose sockets the ebpf mode translates; empty: the root.
 	Cgroup string
+	// SelfTest is this program with its first arguments, by which it measures what the ebpf mode would save (see
+	// modes.EstimateLayer); nil: nothing is measured.
+	SelfTest []string
 	// ServiceCIDRs to make local, where the mode listens on virtual addresses, until
 	// those of the control plane are known.
 	ServiceCIDRs []netip.Prefix
@@ -157,6 +161,8 @@ type agent struct {
 	apiOnce  sync.Once
 	registry *prometheus.Registry
 	mode     modes.Mode
+	// estimate of what mode ebpf would save, once it was measured.
+	estimate atomic.Pointer[ebpf.Estimate]
 	agent    *node.Agent
 	conn     *grpc.ClientConn
 	feed     *fromview.Feed   // of a control plane, or …
@@ -265,6 +271,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "other modes", Run: a.cleanOthers},
 			{Name: "mode", Run: a.closeMode},
 			{Name: "limits of the mode", Run: a.reportLimits},
+			{Name: "self-test", Run: a.estimateLayer},
 		},
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		a.isolationComponents(), a.permissionComponents(), a.cgroupComponents(), a.unanswered.components(),

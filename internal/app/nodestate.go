@@ -48,6 +48,7 @@ func (a agentState) Status() admin.NodeStatus {
 		s := layer.Status()
 		status.Layer = &s
 	}
+	status.LayerEstimate = a.estimate.Load()
 	status.Tunnel, status.Isolation, status.Permissions = a.tunnel.status(), a.isolation.Status(), a.permissionStatus()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())

@@ -31,10 +31,14 @@ type IO struct {
 	Out, Err io.Writer
 	// Env looks up an environment variable, as os.LookupEnv does.
 	Env func(name string) (value string, ok bool)
+	// Name by which this program was started; empty: it may not be started again, as an agent does for a self-test.
+	Name string
 }
 
-// Stdio is this process's standard input and outputs, and its environment.
-func Stdio() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Env: os.LookupEnv} }
+// Stdio is this process's standard input and outputs, its environment and its name.
+func Stdio() IO {
+	return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Env: os.LookupEnv, Name: os.Args[0]}
+}
 
 // Main runs one command line and returns the exit code. The first SIGINT or
 // SIGTERM ends a long-running command in good order; a second one ends the

@@ -89,7 +89,7 @@ machine's kernel, and ends.`,
 	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, restore the machine's resolver, and end")
 	n.add(cmd)
 	n.windows.add(f)
-	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s), newNodeService(s))
+	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s), newNodeService(s), newSelfTest(s))
 	return cmd
 }
 

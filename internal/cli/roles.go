@@ -300,6 +300,9 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 		return cfg, usagef("--cgroup %q: an absolute path, such as /sys/fs/cgroup/system.slice", a.cgroup)
 	}
 	cfg.Cgroup = a.cgroup
+	if s.io.Name != "" {
+		cfg.SelfTest = []string{s.io.Name, "node", selfTestCommand}
+	}
 	switch {
 	case a.spiffeSocket == "none":
 		cfg.SpiffeSocket = ""

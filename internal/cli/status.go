@@ -386,6 +386,9 @@ func (o *overview) print(out io.Writer) error {
 		if l := a.Layer; l != nil {
 			fmt.Fprintf(w, "eBPF layer\t%s\n", l)
 		}
+		if e := a.LayerEstimate; e != nil {
+			fmt.Fprintf(w, "eBPF layer\t%s\n", e)
+		}
 		if c := a.Capture; c != nil {
 			fmt.Fprintf(w, "DNS capture\tport 53 of %s, %d questions so far\n", doctor.Captured(c), c.Questions)
 		}

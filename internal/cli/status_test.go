@@ -11,6 +11,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -25,6 +26,7 @@ func TestStatusPrints(t *testing.T) {
 	agent := &admin.NodeStatus{View: &admin.ViewStatus{}}
 	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
 	agent.View.LastError = "connection refused"
+	agent.LayerEstimate = &ebpf.Estimate{Unavailable: "no cgroup"}
 	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{
 		{Name: "a", Zone: "zone-a", Ready: "True", Version: "v1.2.0", Following: true},
 		{Name: "b", Ready: "False", Following: true, Behind: 3},
@@ -45,6 +47,7 @@ catalog 2 services, 0 slices, 0 dataplanes, 0 pods, 3 nodes
 demand 1 of 3 nodes report, 5 service ports with traffic
 pulsar 192.0.2.1:6650, 2 consumers of at most 1000, 1 subscriptions
 this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, not connected
+eBPF layer mode ebpf would not work here: no cgroup
 
 NODE ZONE READY VERSION FOLLOWING BEHIND
 a zone-a True v1.2.0 true 0

@@ -84,7 +84,7 @@ func Checks() []Check {
 		{checkServiceRange, "Addresses of service ranges lead to this machine and overlap none of its networks.", "Another range, CAP_NET_ADMIN, or a route."},
 		{checkForwarding, "The kernel forwards packets, for clients on other machines, and no chain of another program drops what it has no rule for.", "Accept translated connections in the chain that is named."},
 		{checkConnections, "The kernel's table of connections has room for more.", "Raise net.netfilter.nf_conntrack_max."},
-		{checkLayer, "In mode ebpf: whether the layer gives sockets their endpoints, or why connections only pass to the mode below.", ""},
+		{checkLayer, "In mode ebpf: whether the layer gives sockets their endpoints, or why connections only pass to the mode below. With mode auto: what mode ebpf would save here.", ""},
 		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
 		{checkKernelLimits, "The mode does all that service ports ask for (Windows).", "See what it does not do with `proxima status`; run such Services on Linux nodes, or change them."},
 		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},

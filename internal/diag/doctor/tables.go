@@ -33,6 +33,8 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 	findings := []Finding{forwarding(x.Root, &dump), connections(x.Root)}
 	if agent.Layer != nil {
 		findings = append(findings, Finding{ID: checkLayer, Check: "eBPF layer", Note: agent.Layer.String()})
+	} else if agent.LayerEstimate != nil {
+		findings = append(findings, Finding{ID: checkLayer, Check: "eBPF layer", Note: agent.LayerEstimate.String()})
 	}
 	if tables, ok := kernelTables(&dump, err); ok {
 		findings = append(findings, tables)

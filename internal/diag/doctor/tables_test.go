@@ -66,6 +66,11 @@ func TestKernelFindings(t *testing.T) {
 	if got := x.kernel(t.Context(), layered); !slices.Contains(got, passes) {
 		t.Errorf("a layer that only passes: %+v", got)
 	}
+	estimated := &admin.NodeStatus{LayerEstimate: &ebpf.Estimate{Unavailable: "no cgroup"}}
+	estimated.Agent.Mode = "nftables"
+	if got := x.kernel(t.Context(), estimated); !slices.Contains(got, Finding{ID: checkLayer, Check: "eBPF layer", Note: "mode ebpf would not work here: no cgroup"}) {
+		t.Errorf("what the layer would save: %+v", got)
+	}
 	dump.Blocking = []string{"ip filter FORWARD (policy)", "ip6 filter FORWARD of iptables-legacy (policy)", "inet fw between (last rule)"}
 	blocked := look("nftables")[0]
 	if blocked.Code != problem.ForwardBlocked || !strings.Contains(blocked.Problem, "ip filter FORWARD (policy), ip6 filter FORWARD of") {

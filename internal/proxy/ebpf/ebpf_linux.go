@@ -209,9 +209,12 @@ func (m *Mode) attach() error {
 			}
 			dir = root
 		}
-		l, err := newLinks(dir, m.opts.BPFFS)
+		l, err := newLinks(dir)
 		if err != nil {
 			return err
+		}
+		if !m.opts.noPins {
+			l.dir, l.unpinned = pinDir(m.opts.BPFFS)
 		}
 		m.links = l
 		if l.unpinned != nil {
@@ -236,7 +239,7 @@ func (m *Mode) attach() error {
 	if known == nil {
 		m.links.pinClients(next.coll.Maps["clients"])
 	}
-	if err := m.links.set([2]*ebpf.Program{next.coll.Programs[programNames[0]], next.coll.Programs[programNames[1]]}); err != nil {
+	if err := m.links.set(next.programs()); err != nil {
 		next.close()
 		return err
 	}

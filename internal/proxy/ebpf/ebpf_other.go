@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 
@@ -37,6 +38,9 @@ func New(Options, proxy.Mode) (*Mode, error) { return nil, errLinux }
 
 // Check fails on this system.
 func Check() error { return errLinux }
+
+// Measure fails on this system.
+func Measure(context.Context, string, proxy.Mode) (Estimate, error) { return Estimate{}, errLinux }
 
 // Cleanup has nothing to do on this system.
 func Cleanup(Options) error { return nil }

@@ -153,6 +153,14 @@ func open(s sizes, c constants, pinned *ebpf.Map) (g *generation, err error) {
 	return g, nil
 }
 
+// programs of the generation, in the order of programNames.
+func (g *generation) programs() (all [len(programNames)]*ebpf.Program) {
+	for i, name := range programNames {
+		all[i] = g.coll.Programs[name]
+	}
+	return all
+}
+
 func number(b bool) uint32 {
 	if b {
 		return 1

@@ -31,14 +31,14 @@ var attachTypes = [2]ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachC
 type links struct {
 	cgroup string
 	id     uint64 // of the cgroup
-	// dir of the pins; empty: unpinned says why there are none.
+	// dir of the pins; empty: there are none, and unpinned says why, unless none were wanted.
 	dir      string
 	unpinned error
 	of       [2]link.Link
 }
 
-// newLinks for a cgroup, whose directory has to exist.
-func newLinks(cgroup, bpffs string) (*links, error) {
+// newLinks for a cgroup, whose directory has to exist. They have no pins yet.
+func newLinks(cgroup string) (*links, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(cgroup, &st); err != nil {
 		return nil, fmt.Errorf("cgroup %s: %w", cgroup, err)
@@ -46,9 +46,7 @@ func newLinks(cgroup, bpffs string) (*links, error) {
 	if err := isCgroup2(cgroup); err != nil {
 		return nil, err
 	}
-	l := &links{cgroup: cgroup, id: st.Ino} // the inode is the number of the cgroup (kernfs)
-	l.dir, l.unpinned = pinDir(bpffs)
-	return l, nil
+	return &links{cgroup: cgroup, id: st.Ino}, nil // the inode is the number of the cgroup (kernfs)
 }
 
 func isCgroup2(dir string) error {
@@ -101,7 +99,7 @@ func (l *links) pin(name string) string {
 }
 
 // set makes the links run these programs: those of an earlier process, if they are pinned, else new ones.
-func (l *links) set(programs [2]*ebpf.Program) error {
+func (l *links) set(programs [len(programNames)]*ebpf.Program) error {
 	for i := range programs {
 		if err := l.one(i, programs[i]); err != nil {
 			return err

@@ -38,6 +38,8 @@ type Options struct {
 	// NodePortAddresses returns the addresses of this machine on which node ports are translated. It is called
 	// each second, and must not block. Default: none.
 	NodePortAddresses func() []netip.Addr
+	// noPins: links go with the process.
+	noPins bool
 }
 
 // Status of the layer.
