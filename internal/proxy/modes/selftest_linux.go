@@ -25,8 +25,9 @@ import (
 const (
 	// selfTestTimeout bounds the self-test, which takes 0.1 s and the start of a program.
 	selfTestTimeout = 10 * time.Second
-	// selfTestCgroup, and the number of the process that made it, are the name of its cgroup.
-	selfTestCgroup = "proxima-self-test-"
+	// selfTestCgroup, and the number of the process that made it, are the name of its cgroup. Those that begin with
+	// proxima- are of workloads, and agents remove empty ones.
+	selfTestCgroup = "self-test-proxima-"
 	// A cgroup can be removed a moment after its last process has ended.
 	selfTestRemovals = 100
 	selfTestPause    = 5 * time.Millisecond
