@@ -35,6 +35,7 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
 		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary, Cgroup: a.cfg.Cgroup,
+		PeerIsVIP: a.cfg.PeerIsVIP, HostOnly: a.cfg.HostOnly,
 		Windows: windows,
 		Owner:   fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
 	})

@@ -67,6 +67,8 @@ type NodeConfig struct {
 	Mode string
 	// Cgroup is the directory of the cgroup whose sockets the ebpf mode translates; empty: the root.
 	Cgroup string
+	// PeerIsVIP and HostOnly are options of the ebpf mode, see ebpf.Options.
+	PeerIsVIP, HostOnly bool
 	// SelfTest is this program with its first arguments, by which it measures what the ebpf mode would save (see
 	// modes.EstimateLayer); nil: nothing is measured.
 	SelfTest []string

@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -220,6 +221,8 @@ type agentFlags struct {
 	accounting              string
 	podNamespaces           string
 	cgroup                  string
+	ebpfGetpeername         bool
+	ebpfHostOnly            bool
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
@@ -228,6 +231,8 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
 	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first that works here, except ebpf (kernelspace is of Windows, nftables, iptables and ebpf of Linux)")
 	f.StringVar(&a.cgroup, "cgroup", "", "with --mode ebpf: directory of the cgroup (version 2) whose sockets get endpoints at connect, and of all below it (default: the root of the hierarchy, for an agent in the network namespace of the host)")
+	f.BoolVar(&a.ebpfGetpeername, "ebpf-getpeername", false, "with --mode ebpf: getpeername(2) of a socket that got an endpoint returns the virtual address that it connected to, not the endpoint")
+	f.BoolVar(&a.ebpfHostOnly, "ebpf-host-only", false, "with --mode ebpf: only sockets of the host's network namespace get endpoints at connect, where sidecars of other meshes redirect the connections of Pods by the address that they are for")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
@@ -299,7 +304,12 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	if a.cgroup != "" && !filepath.IsAbs(a.cgroup) {
 		return cfg, usagef("--cgroup %q: an absolute path, such as /sys/fs/cgroup/system.slice", a.cgroup)
 	}
-	cfg.Cgroup = a.cgroup
+	for flag, given := range map[string]bool{"ebpf-getpeername": a.ebpfGetpeername, "ebpf-host-only": a.ebpfHostOnly} {
+		if given && a.mode != ebpf.Name {
+			return cfg, usagef("--%s goes with --mode ebpf", flag)
+		}
+	}
+	cfg.Cgroup, cfg.PeerIsVIP, cfg.HostOnly = a.cgroup, a.ebpfGetpeername, a.ebpfHostOnly
 	if s.io.Name != "" {
 		cfg.SelfTest = []string{s.io.Name, "node", selfTestCommand}
 	}

@@ -158,6 +158,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"log level":           {env: environment{"PROXIMA_LOG_LEVEL": "loud"}, want: `--log-level "loud": choose debug, info, warn or error`},
 		"log format":          {env: environment{"PROXIMA_LOG_FORMAT": "xml"}, want: `--log-format "xml": choose text or json`},
 		"no file":             {env: environment{"PROXIMA_CONFIG": "/nonexistent/config"}, want: "there is no such file"},
+		"option of a mode":    {env: environment{"PROXIMA_EBPF_HOST_ONLY": "true"}, want: "--ebpf-host-only goes with --mode ebpf"},
 		"two wrong variables": {env: environment{"PROXIMA_GRPC_PORT": "a", "PROXIMA_HEALTH_PORT": "b"}, want: "PROXIMA_HEALTH_PORT"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -81,6 +81,9 @@ func kernelContract(t *testing.T, name string) {
 				last.mu.Lock()
 				defer last.mu.Unlock()
 				for _, l := range last.links.of {
+					if l == nil {
+						continue // of getpeername
+					}
 					if err := detachLink(l); err != nil {
 						return err
 					}

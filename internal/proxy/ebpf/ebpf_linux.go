@@ -128,7 +128,7 @@ var ErrNamespace = errors.New("this process is not in the network namespace of t
 // Check loads the programs, as New's mode would, and closes them: an error says what this kernel lacks. It
 // attaches nothing.
 func Check() error {
-	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{hostOnly: true, networks: true, levels: 1<<maxLevel | 2}, nil)
+	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{hostOnly: true, networks: true, peers: true, levels: 1<<maxLevel | 2}, nil)
 	if err != nil {
 		return fmt.Errorf("eBPF programs at cgroups do not load (Linux 5.10 or later, CONFIG_CGROUP_BPF): %w", err)
 	}
@@ -221,14 +221,23 @@ func (m *Mode) attach() error {
 			m.log.Warn("the layer's links are not pinned: connections pass while no agent runs", "error", l.unpinned)
 		}
 	}
-	clients, known := (*ebpf.Map)(nil), m.links.clients()
-	if known != nil {
-		clients = known
-		defer func() { _ = known.Close() }()
-	} else if m.gen != nil {
-		clients = m.gen.coll.Maps["clients"]
+	kept, unpinned := map[string]*ebpf.Map{}, []string{}
+	for _, k := range keptMaps {
+		if k.peers && !m.opts.PeerIsVIP {
+			m.links.unpinMap(k.name)
+			continue
+		}
+		if known := m.links.mapOf(&k); known != nil {
+			kept[k.name] = known
+			defer func() { _ = known.Close() }()
+			continue
+		}
+		unpinned = append(unpinned, k.name)
+		if m.gen != nil {
+			kept[k.name] = m.gen.coll.Maps[k.name]
+		}
 	}
-	next, err := open(m.sizes(), m.constants(), clients)
+	next, err := open(m.sizes(), m.constants(), kept)
 	if err != nil {
 		return err
 	}
@@ -236,8 +245,8 @@ func (m *Mode) attach() error {
 		next.close()
 		return err
 	}
-	if known == nil {
-		m.links.pinClients(next.coll.Maps["clients"])
+	for _, name := range unpinned {
+		m.links.pinMap(name, next.coll.Maps[name])
 	}
 	if err := m.links.set(next.programs()); err != nil {
 		next.close()
@@ -480,7 +489,7 @@ func (m *Mode) nodeAddresses() []netip.Addr {
 }
 
 func (m *Mode) lookAtLinks() {
-	attached, pinned := m.links.whole()
+	attached, pinned := m.links.whole(m.gen.programs())
 	switch {
 	case !attached:
 		m.metrics.repairs.Inc()
@@ -625,7 +634,7 @@ func (m *Mode) exempted() map[uint64]struct{} {
 }
 
 func (m *Mode) constants() constants {
-	c := constants{hostOnly: m.opts.HostOnly, networks: len(m.networks) > 0}
+	c := constants{hostOnly: m.opts.HostOnly, networks: len(m.networks) > 0, peers: m.opts.PeerIsVIP}
 	for g := range m.cgroups {
 		if g.Level > 0 && g.Level <= maxLevel {
 			c.levels |= 1 << g.Level

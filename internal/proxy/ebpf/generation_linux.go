@@ -20,13 +20,35 @@ import (
 //go:embed program/connect.o
 var object []byte
 
-// Least sizes of maps, and the size of clients, which is pinned and so never another one.
+// Least sizes of maps, and the sizes of those that are pinned and so never have another one.
 const (
 	leastLists   = 1 << 10
 	leastEntries = 1 << 10
 	clientsSize  = 1 << 16
+	peersSize    = 1 << 16 // a power of two
 	exemptSize   = 1 << 12
 )
+
+// keptMap is a map that outlives its generation, and its process where it is pinned.
+type keptMap struct {
+	name       string
+	kind       ebpf.MapType
+	key, value uint32
+	entries    uint32
+	// peers: it is there for constants.peers alone.
+	peers bool
+}
+
+var keptMaps = []keptMap{
+	{name: "clients", kind: ebpf.LRUHash, key: 16, value: 32, entries: clientsSize},
+	{name: "peers4", kind: ebpf.Array, key: 4, value: peer4Size, entries: peersSize, peers: true},
+	{name: "peers6", kind: ebpf.Array, key: 4, value: peer6Size, entries: peersSize, peers: true},
+}
+
+// fits reports whether a map is such a one.
+func (k *keptMap) fits(m *ebpf.Map) bool {
+	return m.Type() == k.kind && m.KeySize() == k.key && m.ValueSize() == k.value && m.MaxEntries() == k.entries
+}
 
 // sizes of a generation.
 type sizes struct{ lists, vip4, vip6, slots4, slots6, members uint32 }
@@ -34,6 +56,8 @@ type sizes struct{ lists, vip4, vip6, slots4, slots6, members uint32 }
 // constants of a generation's programs.
 type constants struct {
 	hostOnly, networks bool
+	// peers: what sockets asked for is noted, for getpeername.
+	peers bool
 	// levels of exempt cgroups, a bit each.
 	levels uint32
 }
@@ -108,9 +132,9 @@ func (m *memory) word(i uint32, offset int) *uint64 {
 	return (*uint64)(unsafe.Pointer(&m.raw[int(i)*m.stride+offset]))
 }
 
-// open makes a generation of these sizes, with empty maps. pinned is the map of clients of an earlier one; nil:
-// it gets its own.
-func open(s sizes, c constants, pinned *ebpf.Map) (g *generation, err error) {
+// open makes a generation of these sizes, with empty maps. kept are those of keptMaps that an earlier one had; it
+// gets the others of its own.
+func open(s sizes, c constants, kept map[string]*ebpf.Map) (g *generation, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil { // before 5.11, maps count as locked memory
 		return nil, err
 	}
@@ -120,19 +144,31 @@ func open(s sizes, c constants, pinned *ebpf.Map) (g *generation, err error) {
 	}
 	for name, n := range map[string]uint32{
 		"vip4": s.vip4, "vip6": s.vip6, "lists": s.lists, "slots4": s.slots4, "slots6": s.slots6, "counts": shards * s.lists,
-		"members": s.members, "clients": clientsSize, "exempt": exemptSize,
+		"members": s.members, "exempt": exemptSize,
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	for name, value := range map[string]uint32{"stride": s.lists, "hostonly": number(c.hostOnly), "networks": number(c.networks), "levels": c.levels} {
+	for _, k := range keptMaps {
+		if !k.peers || c.peers {
+			spec.Maps[k.name].MaxEntries = k.entries
+		}
+	}
+	peers := uint32(0)
+	if c.peers {
+		peers = peersSize - 1
+	} else {
+		for _, name := range peerPrograms {
+			delete(spec.Programs, name)
+		}
+	}
+	for name, value := range map[string]uint32{
+		"stride": s.lists, "hostonly": number(c.hostOnly), "networks": number(c.networks), "levels": c.levels, "peers": peers,
+	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("constant %s: %w", name, err)
 		}
 	}
-	opts := ebpf.CollectionOptions{}
-	if pinned != nil {
-		opts.MapReplacements = map[string]*ebpf.Map{"clients": pinned}
-	}
+	opts := ebpf.CollectionOptions{MapReplacements: kept}
 	g = &generation{
 		sizes: s, constants: c, numbers: newSpans(s.lists), of4: newSpans(s.slots4), of6: newSpans(s.slots6),
 		at: map[listKey]*placed{}, owner: map[uint32]owner{}, vips: map[netip.AddrPort]uint32{},
@@ -153,7 +189,7 @@ func open(s sizes, c constants, pinned *ebpf.Map) (g *generation, err error) {
 	return g, nil
 }
 
-// programs of the generation, in the order of programNames.
+// programs of the generation, in the order of programNames; nil: it does not have it.
 func (g *generation) programs() (all [len(programNames)]*ebpf.Program) {
 	for i, name := range programNames {
 		all[i] = g.coll.Programs[name]

@@ -17,6 +17,8 @@ const (
 	slot4Size  = 16
 	slot6Size  = 40
 	memberSize = 32
+	peer4Size  = 24
+	peer6Size  = 48
 	shards     = 8
 )
 

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -15,16 +16,18 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
-// Pins of a network namespace, in a directory of the bpffs.
-const (
-	pinFolder  = "proxima"
-	pinClients = "clients"
-)
+// pinFolder has a directory for each network namespace, in the bpffs.
+const pinFolder = "proxima"
 
 // programNames are those of the object, and of the pins of their links.
-var programNames = [2]string{"connect4", "connect6"}
+var programNames = [...]string{"connect4", "connect6", "getpeername4", "getpeername6"}
 
-var attachTypes = [2]ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect}
+var attachTypes = [len(programNames)]ebpf.AttachType{
+	ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect, ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername,
+}
+
+// peerPrograms are those for constants.peers alone.
+var peerPrograms = programNames[2:]
 
 // links are where the programs run. References are kept: a finalizer would close the links, and unpinned
 // ones detach then.
@@ -34,7 +37,7 @@ type links struct {
 	// dir of the pins; empty: there are none, and unpinned says why, unless none were wanted.
 	dir      string
 	unpinned error
-	of       [2]link.Link
+	of       [len(programNames)]link.Link
 }
 
 // newLinks for a cgroup, whose directory has to exist. They have no pins yet.
@@ -98,7 +101,8 @@ func (l *links) pin(name string) string {
 	return filepath.Join(l.dir, name)
 }
 
-// set makes the links run these programs: those of an earlier process, if they are pinned, else new ones.
+// set makes the links run these programs: those of an earlier process, if they are pinned, else new ones. Those of programs
+// that are nil go.
 func (l *links) set(programs [len(programNames)]*ebpf.Program) error {
 	for i := range programs {
 		if err := l.one(i, programs[i]); err != nil {
@@ -111,6 +115,10 @@ func (l *links) set(programs [len(programNames)]*ebpf.Program) error {
 func (l *links) one(i int, program *ebpf.Program) error {
 	if l.of[i] == nil {
 		l.of[i] = l.adopt(i)
+	}
+	if program == nil {
+		l.drop(i)
+		return nil
 	}
 	if l.of[i] != nil {
 		if l.attached(i) && l.of[i].Update(program) == nil {
@@ -170,10 +178,13 @@ func cgroupOf(of link.Link) (uint64, error) {
 	return 0, errors.New("no link of a cgroup")
 }
 
-// whole reports whether both links are attached and pinned.
-func (l *links) whole() (attached, pinned bool) {
+// whole reports whether the links of these programs are attached and pinned.
+func (l *links) whole(programs [len(programNames)]*ebpf.Program) (attached, pinned bool) {
 	attached, pinned = true, true
 	for i := range l.of {
+		if programs[i] == nil {
+			continue
+		}
 		attached = attached && l.attached(i)
 		if pin := l.pin(programNames[i]); pin != "" {
 			_, err := os.Lstat(pin)
@@ -207,7 +218,7 @@ func (l *links) drop(i int) {
 	l.of[i] = nil
 }
 
-// detach both: connections pass.
+// detach all: connections pass.
 func (l *links) detach() {
 	for i := range l.of {
 		if l.of[i] == nil {
@@ -227,9 +238,9 @@ func (l *links) close() {
 	}
 }
 
-// clients is the pinned map of clients that sticky lists remember; nil: there is none that fits.
-func (l *links) clients() *ebpf.Map {
-	pin := l.pin(pinClients)
+// mapOf an earlier process, as it is pinned; nil: there is none that fits.
+func (l *links) mapOf(k *keptMap) *ebpf.Map {
+	pin := l.pin(k.name)
 	if pin == "" {
 		return nil
 	}
@@ -237,19 +248,25 @@ func (l *links) clients() *ebpf.Map {
 	if err != nil {
 		return nil
 	}
-	if m.Type() != ebpf.LRUHash || m.MaxEntries() != clientsSize || m.KeySize() != 16 || m.ValueSize() != 32 {
+	if !k.fits(m) {
 		_ = m.Close()
-		_ = os.Remove(pin)
+		l.unpinMap(k.name)
 		return nil
 	}
 	return m
 }
 
-func (l *links) pinClients(m *ebpf.Map) {
-	if pin := l.pin(pinClients); pin != "" {
+func (l *links) pinMap(name string, m *ebpf.Map) {
+	if pin := l.pin(name); pin != "" {
 		if err := m.Pin(pin); err != nil {
-			l.unpinned = fmt.Errorf("pinning the map of clients: %w", err)
+			l.unpinned = fmt.Errorf("pinning map %s: %w", name, err)
 		}
+	}
+}
+
+func (l *links) unpinMap(name string) {
+	if pin := l.pin(name); pin != "" {
+		_ = os.Remove(pin)
 	}
 }
 
@@ -277,7 +294,11 @@ func Cleanup(opts Options) error {
 		_ = detachLink(l)
 		errs = append(errs, l.Close())
 	}
-	for _, name := range append(programNames[:], pinClients) {
+	pins := slices.Clone(programNames[:])
+	for _, k := range keptMaps {
+		pins = append(pins, k.name)
+	}
+	for _, name := range pins {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -35,6 +35,9 @@ type Options struct {
 	// HostOnly: sockets of other network namespaces than the host's pass. For hosts where programs of others
 	// redirect the connections of Pods by their original destination, as sidecars do.
 	HostOnly bool
+	// PeerIsVIP: getpeername(2) of a socket that got an endpoint returns the virtual address that it asked for, until 65,536
+	// more sockets have been made; then the endpoint.
+	PeerIsVIP bool
 	// NodePortAddresses returns the addresses of this machine on which node ports are translated. It is called
 	// each second, and must not block. Default: none.
 	NodePortAddresses func() []netip.Addr

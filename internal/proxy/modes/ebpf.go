@@ -36,8 +36,15 @@ func newEbpf(ctx context.Context, cfg Config) (Mode, error) {
 	if err := ebpf.Check(); err != nil {
 		return nil, err
 	}
-	if cfg.Cgroup == "" {
-		if host, err := ebpf.OnHost(); err != nil || !host {
+	if cfg.Cgroup == "" || cfg.HostOnly {
+		host, err := ebpf.OnHost()
+		if cfg.HostOnly && err == nil && !host {
+			return nil, &problem.Error{
+				Code: problem.Usage, Err: errors.New("--ebpf-host-only: this agent is not in the network namespace of the host, whose sockets alone would be translated"),
+				Hint: "leave the flag out, or run the agent in that namespace",
+			}
+		}
+		if err != nil || !host {
 			return nil, &problem.Error{
 				Code: problem.Usage, Err: errors.Join(errors.New("--mode ebpf: this agent is not in the network namespace of the host, and programs at a cgroup see the sockets of all"), err),
 				Hint: "give --cgroup the cgroup of the programs that are of this namespace, or use --mode nftables",
@@ -59,6 +66,7 @@ func newEbpf(ctx context.Context, cfg Config) (Mode, error) {
 	}
 	m, err := ebpf.New(ebpf.Options{
 		Logger: cfg.Logger.With("component", ebpfName), Registerer: cfg.Registerer, Cgroup: cfg.Cgroup, MasqueradeAll: cfg.MasqueradeAll,
+		PeerIsVIP: cfg.PeerIsVIP, HostOnly: cfg.HostOnly,
 		NodePortAddresses: func() []netip.Addr { return nodePortAddresses(cfg, below.Name()) },
 	}, below)
 	if err != nil {

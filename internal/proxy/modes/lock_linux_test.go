@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
@@ -122,4 +123,18 @@ func TestOneKernelModePerNamespace(t *testing.T) {
 		t.Fatalf("after the first: %v", err)
 	}
 	_ = second.Close(t.Context())
+}
+
+// TestHostOnlyNeedsHost: in another network namespace than the host's, nothing would be translated.
+func TestHostOnlyNeedsHost(t *testing.T) {
+	if err := ebpf.Check(); err != nil {
+		t.Skip(err)
+	}
+	err := netns.New(t, "pmod-host").Do(func() error {
+		_, err := New(t.Context(), ebpfName, Config{Logger: slog.New(slog.DiscardHandler), Cgroup: t.TempDir(), HostOnly: true})
+		return err
+	})
+	if p, _ := problem.Of(err); p.Code != problem.Usage || !strings.Contains(err.Error(), "--ebpf-host-only") {
+		t.Errorf("%v, want that --ebpf-host-only is refused", err)
+	}
 }

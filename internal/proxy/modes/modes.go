@@ -55,6 +55,8 @@ type Config struct {
 	Cgroup string
 	// Windows are settings of the mode kernelspace.
 	Windows Windows
+	// PeerIsVIP and HostOnly of the ebpf mode, see ebpf.Options.
+	PeerIsVIP, HostOnly bool
 	// Owner describes the agent to another one that finds a kernel mode in the same network namespace.
 	Owner string
 	// lockTimeout in place of the default.

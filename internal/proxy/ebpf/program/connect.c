@@ -2,6 +2,9 @@
 // virtual address gets an endpoint in place of it, or passes. What passes is served by
 // the kernel mode below; so every doubt passes.
 //
+// Those at cgroup/getpeername4 and cgroup/getpeername6 are attached where applications are
+// to see the virtual address as their peer.
+//
 // The layout of maps is that of layout.go. No CO-RE, and no helper that needs the GPL.
 #include <linux/bpf.h>
 
@@ -18,6 +21,9 @@ static __u32 (*random32)(void) = (void *)BPF_FUNC_get_prandom_u32;
 static __u32 (*processor)(void) = (void *)BPF_FUNC_get_smp_processor_id;
 static __u64 (*netns_cookie)(void *ctx) = (void *)BPF_FUNC_get_netns_cookie;
 static __u64 (*cgroup_at)(int level) = (void *)BPF_FUNC_get_current_ancestor_cgroup_id;
+static __u64 (*socket_cookie)(void *ctx) = (void *)BPF_FUNC_get_socket_cookie;
+static long (*spin_lock)(struct bpf_spin_lock *lock) = (void *)BPF_FUNC_spin_lock;
+static long (*spin_unlock)(struct bpf_spin_lock *lock) = (void *)BPF_FUNC_spin_unlock;
 
 #define SOCK_STREAM 1
 #define IPPROTO_TCP 6
@@ -31,6 +37,7 @@ volatile const __u32 stride = 1; // of counts: lists of a shard
 volatile const __u32 hostonly = 0; // only sockets of the host's network namespace
 volatile const __u32 networks = 0; // map exempt has network namespaces
 volatile const __u32 levels = 0; // map exempt has cgroups of these levels, a bit each
+volatile const __u32 peers = 0; // entries of maps peers4 and peers6 less one, a power of two less one; 0: nothing is noted there
 
 struct vip4 {
 	__u32 addr; // network order, as are all addresses and ports
@@ -86,6 +93,22 @@ struct memory {
 	__u64 expiry; // by ktime
 };
 
+// What a socket asked for, at the number that its cookie has in a ring. Another socket may
+// take the place later.
+struct peer4 {
+	struct bpf_spin_lock lock;
+	__u32 vip, endpoint;
+	__u16 vport, eport;
+	__u64 cookie;
+};
+
+struct peer6 {
+	struct bpf_spin_lock lock;
+	__u32 vip[4], endpoint[4];
+	__u16 vport, eport;
+	__u64 cookie;
+};
+
 // The number of entries is set by the loader.
 struct { __uint(type, BPF_MAP_TYPE_HASH); __type(key, struct vip4); __type(value, __u32); __uint(max_entries, 1); } vip4 SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __type(key, struct vip6); __type(value, __u32); __uint(max_entries, 1); } vip6 SEC(".maps");
@@ -96,6 +119,8 @@ struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(map_flags, BPF_F_MMAPABLE); __
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct member); __type(value, __u32); __uint(max_entries, 1); } members SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __type(key, struct client); __type(value, struct memory); __uint(max_entries, 1); } clients SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, __u64); __type(value, __u32); __uint(max_entries, 1); } exempt SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __type(key, __u32); __type(value, struct peer4); __uint(max_entries, 1); } peers4 SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __type(key, __u32); __type(value, struct peer6); __uint(max_entries, 1); } peers6 SEC(".maps");
 
 // The context is read and written a word at a time, as it is: else the compiler computes an
 // address within it first, which the verifier refuses ("dereference of modified ctx ptr").
@@ -199,6 +224,61 @@ static always_inline int translate4(struct bpf_sock_addr *ctx, __u32 addr, __u32
 	return 1;
 }
 
+// note4 what a socket asked for, in the context still, and what it gets.
+static always_inline void note4(struct bpf_sock_addr *ctx, __u32 to, __u32 port)
+{
+	if (!peers)
+		return;
+	__u64 cookie = socket_cookie(ctx);
+	__u32 at = (__u32)cookie & peers;
+	struct peer4 *p = map_lookup(&peers4, &at);
+	if (!p)
+		return;
+	__u32 vip = CTX(user_ip4), vport = CTX(user_port);
+	spin_lock(&p->lock);
+	p->cookie = cookie;
+	p->vip = vip;
+	p->vport = (__u16)vport;
+	p->endpoint = to;
+	p->eport = (__u16)port;
+	spin_unlock(&p->lock);
+}
+
+static always_inline void note6(struct bpf_sock_addr *ctx, const __u32 *to, __u32 port)
+{
+	if (!peers)
+		return;
+	__u64 cookie = socket_cookie(ctx);
+	__u32 at = (__u32)cookie & peers;
+	struct peer6 *p = map_lookup(&peers6, &at);
+	if (!p)
+		return;
+	__u32 v0 = CTX(user_ip6[0]), v1 = CTX(user_ip6[1]), v2 = CTX(user_ip6[2]), v3 = CTX(user_ip6[3]), vport = CTX(user_port);
+	spin_lock(&p->lock);
+	p->cookie = cookie;
+	p->vip[0] = v0;
+	p->vip[1] = v1;
+	p->vip[2] = v2;
+	p->vip[3] = v3;
+	p->vport = (__u16)vport;
+	p->endpoint[0] = to[0];
+	p->endpoint[1] = to[1];
+	p->endpoint[2] = to[2];
+	p->endpoint[3] = to[3];
+	p->eport = (__u16)port;
+	spin_unlock(&p->lock);
+}
+
+// rewrite6 the address that a socket connects to, or sees.
+static always_inline void rewrite6(struct bpf_sock_addr *ctx, const __u32 *to, __u32 port)
+{
+	CTX(user_ip6[0]) = to[0];
+	CTX(user_ip6[1]) = to[1];
+	CTX(user_ip6[2]) = to[2];
+	CTX(user_ip6[3]) = to[3];
+	CTX(user_port) = port;
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -209,6 +289,7 @@ int connect4(struct bpf_sock_addr *ctx)
 		return 1;
 	__u32 to, port;
 	if (translate4(ctx, CTX(user_ip4), &to, &port)) {
+		note4(ctx, to, port);
 		CTX(user_ip4) = to;
 		CTX(user_port) = port;
 	}
@@ -230,6 +311,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	if (!key.addr[0] && !key.addr[1] && key.addr[2] == __builtin_bswap32(MAPPED)) {
 		__u32 to, port;
 		if (!sk->src_ip4 && translate4(ctx, key.addr[3], &to, &port)) {
+			key.addr[3] = to;
+			note6(ctx, key.addr, port);
 			CTX(user_ip6[3]) = to;
 			CTX(user_port) = port;
 		}
@@ -254,11 +337,9 @@ int connect6(struct bpf_sock_addr *ctx)
 		c.cookie = netns_cookie(ctx);
 		struct endpoint *e = remembered(&c, list->timeout);
 		if (e) {
-			CTX(user_ip6[0]) = e->addr[0];
-			CTX(user_ip6[1]) = e->addr[1];
-			CTX(user_ip6[2]) = e->addr[2];
-			CTX(user_ip6[3]) = e->addr[3];
-			CTX(user_port) = e->port;
+			struct endpoint to = *e;
+			note6(ctx, to.addr, to.port);
+			rewrite6(ctx, to.addr, to.port);
 			count(l);
 			return 1;
 		}
@@ -286,12 +367,50 @@ int connect6(struct bpf_sock_addr *ctx)
 		m.expiry = ktime_ns() + list->timeout;
 		map_update(&clients, &c, &m, BPF_ANY);
 	}
-	CTX(user_ip6[0]) = m.e.addr[0];
-	CTX(user_ip6[1]) = m.e.addr[1];
-	CTX(user_ip6[2]) = m.e.addr[2];
-	CTX(user_ip6[3]) = m.e.addr[3];
-	CTX(user_port) = m.e.port;
+	note6(ctx, m.e.addr, m.e.port);
+	rewrite6(ctx, m.e.addr, m.e.port);
 	count(l);
+	return 1;
+}
+
+// A socket whose peer is the endpoint that it got sees the address that it asked for. One that
+// has connected to something else since does not.
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	__u64 cookie = socket_cookie(ctx);
+	__u32 at = (__u32)cookie & peers;
+	struct peer4 *p = map_lookup(&peers4, &at);
+	if (!p)
+		return 1;
+	__u32 addr = CTX(user_ip4), port = CTX(user_port);
+	spin_lock(&p->lock);
+	int own = p->cookie == cookie && p->endpoint == addr && p->eport == (__u16)port;
+	__u32 vip = p->vip, vport = p->vport;
+	spin_unlock(&p->lock);
+	if (own) {
+		CTX(user_ip4) = vip;
+		CTX(user_port) = vport;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	__u64 cookie = socket_cookie(ctx);
+	__u32 at = (__u32)cookie & peers;
+	struct peer6 *p = map_lookup(&peers6, &at);
+	if (!p)
+		return 1;
+	__u32 a0 = CTX(user_ip6[0]), a1 = CTX(user_ip6[1]), a2 = CTX(user_ip6[2]), a3 = CTX(user_ip6[3]), port = CTX(user_port);
+	spin_lock(&p->lock);
+	int own = p->cookie == cookie && p->endpoint[0] == a0 && p->endpoint[1] == a1 && p->endpoint[2] == a2 && p->endpoint[3] == a3 &&
+		p->eport == (__u16)port;
+	__u32 vip[4] = {p->vip[0], p->vip[1], p->vip[2], p->vip[3]}, vport = p->vport;
+	spin_unlock(&p->lock);
+	if (own)
+		rewrite6(ctx, vip, vport);
 	return 1;
 }
 
