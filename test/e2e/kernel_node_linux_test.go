@@ -25,6 +25,9 @@ import (
 // kernelModes program the kernel; the rest of the agent's life is the same.
 var kernelModes = []string{"nftables", "iptables"}
 
+// ebpfMode is a layer above nftables, with which it is tested where the layer makes a difference.
+const ebpfMode = "ebpf"
+
 // soak chooses between a quick look and the full figure.
 func soak(quick, full int) int {
 	if os.Getenv("PROXIMA_SOAK") == "1" {
@@ -34,7 +37,11 @@ func soak(quick, full int) int {
 }
 
 // kernelNode is an agent whose process is started by mode, again and again.
-type kernelNode struct{ *node }
+type kernelNode struct {
+	*node
+	// cgroup whose sockets mode ebpf translates; empty: that mode is not run.
+	cgroup string
+}
 
 func (p *plane) newKernelNode(name string) *kernelNode {
 	p.t.Helper()
@@ -43,15 +50,21 @@ func (p *plane) newKernelNode(name string) *kernelNode {
 	if err := os.WriteFile(n.token, []byte(p.proxima("token", "create", "--kind", "node", "--name", name)), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
-	return &kernelNode{n}
+	return &kernelNode{node: n}
 }
 
 // run starts the agent in a mode and waits until it serves.
 func (n *kernelNode) run(mode string) {
 	n.plane.t.Helper()
-	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), "node", "--server", n.plane.apiAddress(),
+	args := []string{
+		"node", "--server", n.plane.apiAddress(),
 		"--token-file", n.token, "--node-name", n.name, "--zone", n.zone, "--mode", mode, "--data-dir", n.dir,
-		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics), "--dns-port", "0")
+		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics), "--dns-port", "0",
+	}
+	if mode == ebpfMode {
+		args = append(args, "--cgroup", n.cgroup)
+	}
+	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), args...)
 	if line := n.process.FirstLine(); !strings.Contains(line, "mode="+mode) {
 		n.plane.t.Fatalf("the agent says %q, want mode %s", line, mode)
 	}
@@ -189,19 +202,25 @@ func TestKernelAgentKilled(t *testing.T) {
 	}
 }
 
-// TestKernelModeSwitch: the mode is changed on a machine that carries traffic.
+// TestKernelModeSwitch: the mode is changed on a machine that carries traffic, from each to each other, without failed or
+// broken connections.
 func TestKernelModeSwitch(t *testing.T) {
 	if !insideNamespace(t, false) {
 		return
 	}
+	group := joinCgroup(t)
 	network, p, _ := startKernel(t, 2)
 	n := p.newKernelNode("edge-1")
+	n.cgroup = group
 	n.run("nftables")
 	network.serves(t, 0, 0, 1, 2, 3)
 	l := network.startLoad(t, at(vipAt(0)), at(vipAt(1)))
-	for _, mode := range []string{"iptables", "nftables", "iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", ebpfMode, "iptables", ebpfMode, "nftables"} {
 		n.process.Stop()
 		n.run(mode)
+		if mode == ebpfMode {
+			n.translates(t)
+		}
 		testkit.Eventually(t, "the rules of the other mode go", func() bool {
 			state := kernelState(t)
 			nft, ipt := strings.Contains(state, "table inet proxima") ||
@@ -209,7 +228,7 @@ func TestKernelModeSwitch(t *testing.T) {
 				state,
 				"PROXIMA",
 			)
-			return nft == (mode == "nftables") && ipt == (mode == "iptables")
+			return nft == (mode != "iptables") && ipt == (mode == "iptables") && pinned(t) == (mode == ebpfMode)
 		})
 		made, _ := l.count()
 		testkit.Eventually(t, "traffic goes on", func() bool { now, _ := l.count(); return now > made+50 })
@@ -223,11 +242,13 @@ func TestKernelToUserspace(t *testing.T) {
 	if !insideNamespace(t, false) {
 		return
 	}
+	group := joinCgroup(t)
 	network, p, _ := startKernel(t, 2)
 	touchTables(t)
 	n := p.newKernelNode("edge-1")
+	n.cgroup = group
 	before := kernelState(t)
-	for _, mode := range kernelModes {
+	for _, mode := range append(kernelModes, ebpfMode) {
 		t.Run(mode, func(t *testing.T) {
 			n.run(mode)
 			network.serves(t, 0, 0, 1, 2, 3)
