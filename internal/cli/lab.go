@@ -330,7 +330,8 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "\na shell on a node:   ip netns exec pxlab-%s-%s bash\nthe API from there:  export KUBECONFIG=%s\n", s.Name, s.Zones[0].Nodes[0].Name, s.Kubeconfig)
+	// It joins the node's cgroup as well, whose sockets alone are those of the node in mode ebpf.
+	_, err := fmt.Fprintf(out, "\na shell on a node:   proxima lab exec --lab %s %s bash\nthe API from there:  export KUBECONFIG=%s\n", s.Name, s.Zones[0].Nodes[0].Name, s.Kubeconfig)
 	return err
 }
 

@@ -18,7 +18,7 @@ func newLabExec(name *string) *cobra.Command {
 client (client-a), or core, the router between zones. KUBECONFIG is the administrator's of
 the control plane there, and this program is found as proxima. Unlike "ip netns exec" it keeps
 the file systems that are mounted, control groups among them, so that workloads with a sidecar
-can be started.`,
+can be started. In a lab of mode ebpf the command is in the control group of the machine.`,
 		Example: "  proxima lab exec control -- proxima get dataplanes\n  proxima lab exec client-a -- curl http://10.96.0.10:8080/\n  proxima lab exec a-1 bash",
 		Args:    cobra.MinimumNArgs(1),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

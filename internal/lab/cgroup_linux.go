@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
@@ -44,6 +45,18 @@ func (s Spec) join(cmd *exec.Cmd, in *netns.NS) (leave func(), err error) {
 	}
 	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(f.Fd())
 	return func() { _ = f.Close() }, nil
+}
+
+// joinCgroup has this process be in the cgroup of a machine, if it has one.
+func (s Spec) joinCgroup(in *netns.NS) error {
+	dir, err := s.cgroupOf(in)
+	if err != nil || dir == "" {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 }
 
 // clearLayer removes what an agent in mode ebpf left of a machine: pins and cgroups. Its processes have ended.

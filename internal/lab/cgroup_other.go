@@ -13,4 +13,6 @@ func (Spec) cgroupOf(*netns.NS) (string, error) { return "", nil }
 
 func (Spec) join(*exec.Cmd, *netns.NS) (leave func(), err error) { return func() {}, nil }
 
+func (Spec) joinCgroup(*netns.NS) error { return nil }
+
 func clearLayer(context.Context, *netns.NS) error { return nil }

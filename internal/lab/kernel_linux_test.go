@@ -47,6 +47,9 @@ func TestKernelModes(t *testing.T) {
 					}
 				}
 			}
+			if c.mode == ebpf.Name {
+				shellIsOfNode(t)
+			}
 			traceTells(t, l)
 			if c.zones > 1 {
 				weightsInZone(t, l)
@@ -70,6 +73,15 @@ func needsLayer(t *testing.T) {
 	}
 	if _, err := cgroup.Root(); err != nil {
 		t.Skip(err)
+	}
+}
+
+// shellIsOfNode: what "proxima lab exec" starts is in the cgroup of the node, whose sockets the layer translates.
+func shellIsOfNode(t *testing.T) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), testkit.Binary(t), "lab", "exec", "--lab", labName(), "a-1", "cat", "/proc/self/cgroup").CombinedOutput()
+	if err != nil || !strings.Contains(string(out)+"\n", "0::/pxlab-"+labName()+"-a-1\n") {
+		t.Errorf("lab exec: %v: cgroups %s, want that of the node", err, out)
 	}
 }
 

@@ -232,8 +232,8 @@ func unixDial(socket string) func(context.Context, string, string) (net.Conn, er
 }
 
 // Exec becomes a command in the namespace of a place, with the settings of its control plane's
-// administrator: KUBECONFIG, and $PATH with the lab's executable in front. Unlike "ip netns
-// exec" it leaves the mounts as they are. It returns only if that fails.
+// administrator: KUBECONFIG, and $PATH with the lab's executable in front; in mode ebpf it is in the cgroup of the place. Unlike "ip
+// netns exec" it leaves the mounts as they are. It returns only if that fails.
 func (l *Lab) Exec(place string, command []string, exec func(path string, args, env []string) error) error {
 	ns := l.ns.open[place]
 	if ns == nil {
@@ -246,6 +246,9 @@ func (l *Lab) Exec(place string, command []string, exec func(path string, args, 
 		return err
 	}
 	env = append(env, "PATH="+search, "KUBECONFIG="+l.kubeconfigAt(place))
+	if err := l.spec.joinCgroup(ns); err != nil {
+		return err
+	}
 	return ns.Do(func() error {
 		return fmt.Errorf("start %s: %w", path, exec(path, command, env))
 	})
