@@ -110,6 +110,9 @@ func kernelContract(t *testing.T, name string) {
 			proxytest.Bytes:         "the kernel's table of connections has those of the layer without their virtual address",
 		},
 	}
+	if name == "nftables" {
+		env.Results = "ebpf"
+	}
 	for f, why := range b.lacks {
 		env.Lacks[f] = why
 	}
@@ -138,6 +141,7 @@ func TestContract(t *testing.T) {
 		}
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			proxytest.Run(t, proxytest.Env{
+				Results: "ebpf",
 				New: func(t *testing.T) proxy.Mode {
 					under, err := nftables.New(nftables.Options{})
 					if err != nil {
@@ -160,7 +164,7 @@ func TestContract(t *testing.T) {
 				Endpoint: func(i int) netip.Addr { return podAt(v6, i) },
 				Node:     node,
 				Random:   true,
-				Lacks:    map[proxytest.Feature]string{proxytest.Retry: "a connection is sent to one endpoint, and that is it"},
+				Lacks:    map[proxytest.Feature]string{proxytest.Retry: "the kernel sends a connection to one endpoint, and that is it"},
 			})
 		})
 	}

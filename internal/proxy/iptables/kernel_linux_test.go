@@ -56,6 +56,7 @@ func tamper(name string, v iptables.Variant, args ...string) proxytest.Corruptio
 
 func kernelEnv(v iptables.Variant) proxytest.KernelEnv {
 	return proxytest.KernelEnv{
+		Results: "iptables",
 		New: func(t *testing.T, node proxytest.KernelNode) proxy.Mode {
 			return newMode(t, iptables.Options{Variant: v, ServiceCIDRs: node.ServiceCIDRs, WorkloadCIDRs: node.WorkloadCIDRs})
 		},
@@ -114,6 +115,7 @@ func contract(t *testing.T, v iptables.Variant) {
 		}
 	}
 	proxytest.Run(t, proxytest.Env{
+		Results: "iptables",
 		New: func(t *testing.T) proxy.Mode {
 			return newMode(t, iptables.Options{Variant: v})
 		},
@@ -121,7 +123,7 @@ func contract(t *testing.T, v iptables.Variant) {
 		Endpoint: func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 7, 0, byte(1 + i)}) },
 		Node:     netip.MustParseAddr(node),
 		Random:   true,
-		Lacks:    map[proxytest.Feature]string{proxytest.Retry: "the kernel sends a connection to one endpoint"},
+		Lacks:    map[proxytest.Feature]string{proxytest.Retry: "the kernel sends a connection to one endpoint, and that is it"},
 	})
 }
 

@@ -3,14 +3,12 @@
 package nftables
 
 import (
-	"net"
+	"context"
 	"net/netip"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/proxytest"
@@ -22,8 +20,8 @@ func TestKernelContract(t *testing.T) {
 		return func() error { return exec.Command("nft", args...).Run() }
 	}
 	proxytest.RunKernel(t, proxytest.KernelEnv{
+		Results: "nftables",
 		New: func(t *testing.T, node proxytest.KernelNode) proxy.Mode {
-			defaultRoute(t, "outside")
 			m, err := New(Options{
 				ServiceCIDRs: node.ServiceCIDRs, WorkloadCIDRs: node.WorkloadCIDRs,
 			})
@@ -32,6 +30,7 @@ func TestKernelContract(t *testing.T) {
 			}
 			return m
 		},
+		Cleanup: func() error { return Cleanup(context.Background(), Options{}) },
 		Corruptions: []proxytest.Corruption{
 			{Name: "everything flushed", Do: tamper("flush", "ruleset")},
 			{Name: "IPv4 table deleted", Do: tamper("delete", "table", "ip", "proxima")},
@@ -40,22 +39,6 @@ func TestKernelContract(t *testing.T) {
 			{Name: "endpoints flushed", Do: tamper("flush map ip proxima ep; flush map ip6 proxima ep")},
 		},
 	})
-}
-
-// defaultRoute gives the node what every node has. Its own processes need a
-// route to a virtual address before the output hook sees them.
-func defaultRoute(t *testing.T, link string) {
-	t.Helper()
-	l, err := netlink.LinkByName(link)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, to := range []string{"0.0.0.0/0", "::/0"} {
-		_, dst, _ := net.ParseCIDR(to)
-		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst}); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // TestContract runs the contract of all modes. Its clients are processes of the
@@ -84,6 +67,7 @@ func TestContract(t *testing.T) {
 		}
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			proxytest.Run(t, proxytest.Env{
+				Results: "nftables",
 				New: func(t *testing.T) proxy.Mode {
 					m, err := New(Options{}) // without ServiceCIDRs, nothing that is unknown is dropped
 					if err != nil {

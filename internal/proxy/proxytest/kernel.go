@@ -61,6 +61,8 @@ type KernelEnv struct {
 	Foreign func() (leave func(), err error)
 	// Lacks reports which features are missing, and why.
 	Lacks map[Feature]string
+	// Results is as in Env.
+	Results string
 }
 
 // Corruption is one way to change the kernel's state.

@@ -40,6 +40,14 @@ func RunKernel(t *testing.T, env KernelEnv) {
 		return
 	}
 	net := newNetwork(t)
+	rec := &recorder{mode: env.Results, suite: suiteKernel, incomplete: map[string]bool{}}
+	defer func() {
+		var names []string
+		for _, c := range kernelCases() {
+			names = append(names, c.name)
+		}
+		rec.end(t, names)
+	}()
 	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			shared := &sharedMode{env: env, net: net}
@@ -47,8 +55,9 @@ func RunKernel(t *testing.T, env KernelEnv) {
 			t.Cleanup(func() { shared.close(t, context.Background()) })
 			for i, c := range kernelCases() {
 				t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
-					Env{Lacks: env.Lacks}.need(t, c.needs)
 					k := &kernel{T: t, sharedMode: shared, family: f, index: i, logged: map[Feature]bool{}}
+					rec.begin(t, c.name, c.needs, env.Lacks, k.logged)
+					Env{Lacks: env.Lacks}.need(t, c.needs)
 					t.Cleanup(func() { k.apply() })
 					c.run(k)
 				})

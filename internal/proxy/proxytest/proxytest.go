@@ -49,12 +49,19 @@ type Env struct {
 	Random bool
 	// Lacks reports which features are missing, and why.
 	Lacks map[Feature]string
+	// Results is the name of the mode whose file of results, in testdata, is compared with what is found; empty: none. The
+	// calling test is that of a package beside this one.
+	Results string
 }
 
 // Run runs the contract.
 func Run(t *testing.T, env Env) {
+	rec := &recorder{mode: env.Results, suite: suiteContract, incomplete: map[string]bool{}}
+	var names []string
 	for i, c := range cases {
+		names = append(names, c.name)
 		t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
+			rec.begin(t, c.name, c.needs, env.Lacks, nil)
 			env.need(t, c.needs)
 			s := newSetup(t, env, i)
 			for _, dead := range c.backends {
@@ -69,11 +76,14 @@ func Run(t *testing.T, env Env) {
 		})
 	}
 	for i, c := range streamCases {
+		names = append(names, c.name)
 		t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
+			rec.begin(t, c.name, c.needs, env.Lacks, nil)
 			env.need(t, c.needs)
 			c.run(newSetup(t, env, len(cases)+i))
 		})
 	}
+	rec.end(t, names)
 }
 
 func (e Env) need(t *testing.T, features []Feature) {

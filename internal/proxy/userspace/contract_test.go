@@ -33,6 +33,7 @@ func TestContractPortable(t *testing.T) {
 
 func testContractIPv4(t *testing.T, opts userspace.Options) {
 	proxytest.Run(t, proxytest.Env{
+		Results:  "userspace",
 		New:      func(t *testing.T) proxy.Mode { return newMode(t, opts) },
 		VIP:      func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 96, byte(200 + i>>8), byte(i)}) },
 		Endpoint: func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)}) },

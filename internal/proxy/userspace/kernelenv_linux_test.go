@@ -13,6 +13,7 @@ import (
 // proxy says user space cannot do.
 func TestKernelSuite(t *testing.T) {
 	proxytest.RunKernel(t, proxytest.KernelEnv{
+		Results: "userspace",
 		New: func(t *testing.T, node proxytest.KernelNode) proxy.Mode {
 			return newMode(t, userspace.Options{
 				LocalRanges:       slices.Concat(node.ServiceCIDRs, node.ExternalCIDRs),
