@@ -1,6 +1,8 @@
 package proxytest
 
 import (
+	"net/netip"
+
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -11,6 +13,7 @@ var routingCases = []kernelCase{
 	{name: "a route leads to local endpoints alone under policy Local", run: routeUnderLocal},
 	{name: "locality of a policy", run: localityOfPolicy},
 	{name: "a hash of the client's address", needs: []Feature{SourceHash}, run: sourceHash},
+	{name: "policies hold for sockets of the node itself", run: nodePolicies},
 }
 
 // routed is the case's i-th service, whose connections a route divides.
@@ -64,17 +67,7 @@ func localityOfPolicy(k *kernel) {
 	only := func(zone locality.Zone) *proxy.Locality {
 		return &proxy.Locality{Failover: []proxy.Failover{{To: proxy.FailoverOnly, Zones: []locality.Zone{zone}}}}
 	}
-	own, away := []string{}, []string{}
-	for _, pod := range []string{local1, local2, remote1, remote2} {
-		if k.net.backends[pod].zone == nodeZone {
-			own = append(own, pod)
-		} else {
-			away = append(away, pod)
-		}
-	}
-	if len(own) == 0 || len(away) == 0 {
-		k.Fatalf("pods in the node's zone: %v, in others: %v", own, away)
-	}
+	own, away := k.byZone()
 	for _, proto := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
 		k.apply(service(strict, local1, local2, remote1, remote2))
 		k.reaches(k.pod(), proto, k.at(k.vip(0)), own...)
@@ -118,4 +111,68 @@ func sourceHash(k *kernel) {
 	stay("after a restart", 0)
 	k.apply(service(weigh(k.all(local1, remote1, remote2), 1, 3, 1)...))
 	stay("one of five parts is another endpoint's", n/3)
+}
+
+// nodePolicies: programs of the node are clients like others, also where a mode takes a shorter way for their connections.
+func nodePolicies(k *kernel) {
+	// The ranges of a balancer are for its address alone.
+	s := k.openService(0, k.all(local1, remote1)...)
+	s.SourceRanges = []netip.Prefix{k.rangeOf(k.outside(1), 0)}
+	k.apply(s)
+	k.excluded(k.node())
+	for _, proto := range both {
+		k.reaches(k.node(), proto, k.at(k.vip(0)), local1, remote1)
+		k.reaches(k.node(), proto, k.at(k.external(0)), local1, remote1)
+	}
+	for _, a := range append(k.nodeAddresses(), k.balancer(0)) {
+		s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(a, a.BitLen()))
+	}
+	k.apply(s)
+	for _, proto := range both {
+		k.reaches(k.node(), proto, k.at(k.balancer(0)), local1, remote1)
+	}
+
+	strict := &proxy.Locality{Mode: proxy.LocalityStrict}
+	own, away := k.byZone()
+	s = k.svc(0, k.all(append(own, away...)...)...)
+	s.Routing = map[string]*proxy.Routing{"tcp": {Locality: strict}, "udp": {Locality: strict}}
+	k.apply(s)
+	for _, proto := range both {
+		k.reaches(k.node(), proto, k.at(k.vip(0)), own...)
+	}
+	none := k.svc(0, k.all(away...)...)
+	none.Routing = s.Routing
+	k.apply(none)
+	for _, proto := range both {
+		k.turnedAway(k.node(), proto, k.at(k.vip(0)))
+	}
+
+	if k.lacks(SourceHash) {
+		return
+	}
+	s = k.svc(0, k.all(local1, remote1, remote2)...)
+	s.Routing = map[string]*proxy.Routing{"tcp": {SourceHash: true}}
+	k.apply(s)
+	answers := k.ask(20, k.node(), proxy.TCP, k.at(k.vip(0)))
+	for _, a := range answers {
+		if a.who != answers[0].who || k.net.backends[a.who] == nil {
+			k.Fatalf("the node is answered by %s and %s, want one of the endpoints, by its address", answers[0].who, a.who)
+		}
+	}
+}
+
+// byZone are pods in the node's zone, and others.
+func (k *kernel) byZone() (own, away []string) {
+	k.Helper()
+	for _, pod := range []string{local1, local2, remote1, remote2} {
+		if k.net.backends[pod].zone == nodeZone {
+			own = append(own, pod)
+		} else {
+			away = append(away, pod)
+		}
+	}
+	if len(own) == 0 || len(away) == 0 {
+		k.Fatalf("pods in the node's zone: %v, in others: %v", own, away)
+	}
+	return own, away
 }
