@@ -234,7 +234,7 @@ func all6(n int) []proxy.Change {
 func (b *bench) ebpf(ctx context.Context) error {
 	n := b.services[len(b.services)-1]
 	b.section("eBPF layer: client and server on the same node and one processor, a service of its own each round")
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{}); err != nil {
 		b.note("left out: %v", err)
 		return nil
 	}

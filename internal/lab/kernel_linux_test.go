@@ -68,7 +68,7 @@ func TestKernelModes(t *testing.T) {
 // needsLayer skips where the kernel, or this machine, has no eBPF layer.
 func needsLayer(t *testing.T) {
 	t.Helper()
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{}); err != nil {
 		t.Skip(err)
 	}
 	if _, err := cgroup.Root(); err != nil {

@@ -125,10 +125,10 @@ func (o *Options) complete() error {
 var ErrNamespace = errors.New("this process is not in the network namespace of the host, and programs at a cgroup see sockets of all: " +
 	"give the cgroup of the programs that are of this namespace (--cgroup), or use another mode")
 
-// Check loads the programs, as New's mode would, and closes them: an error says what this kernel lacks. It
+// Check loads the programs, as New's mode would with these options, and closes them: an error says what this kernel lacks. It
 // attaches nothing.
-func Check() error {
-	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{hostOnly: true, networks: true, peers: true, levels: 1<<maxLevel | 2}, nil)
+func Check(opts Options) error {
+	g, err := open(sizes{leastLists, leastEntries, leastEntries, leastEntries, leastEntries, leastEntries}, constants{hostOnly: true, networks: true, peers: opts.PeerIsVIP, levels: 1<<maxLevel | 2}, nil)
 	if err != nil {
 		return fmt.Errorf("eBPF programs at cgroups do not load (Linux 5.10 or later, CONFIG_CGROUP_BPF): %w", err)
 	}

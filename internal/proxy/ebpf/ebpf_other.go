@@ -37,7 +37,7 @@ func OnHost() (bool, error) { return true, nil }
 func New(Options, proxy.Mode) (*Mode, error) { return nil, errLinux }
 
 // Check fails on this system.
-func Check() error { return errLinux }
+func Check(Options) error { return errLinux }
 
 // Measure fails on this system.
 func Measure(context.Context, string, proxy.Mode) (Estimate, error) { return Estimate{}, errLinux }

@@ -32,7 +32,7 @@ func newPlace(t *testing.T) *place {
 	if err != nil {
 		t.Skip(err)
 	}
-	if err := Check(); err != nil {
+	if err := Check(Options{PeerIsVIP: true}); err != nil {
 		t.Skip(err)
 	}
 	sweep(root)

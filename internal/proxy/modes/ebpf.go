@@ -33,7 +33,7 @@ type ebpfMode struct {
 
 // newEbpf makes the layer above nftables or, where that does not work, iptables.
 func newEbpf(ctx context.Context, cfg Config) (Mode, error) {
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{PeerIsVIP: cfg.PeerIsVIP}); err != nil {
 		return nil, err
 	}
 	if cfg.Cgroup == "" || cfg.HostOnly {

@@ -127,7 +127,7 @@ func TestOneKernelModePerNamespace(t *testing.T) {
 
 // TestHostOnlyNeedsHost: in another network namespace than the host's, nothing would be translated.
 func TestHostOnlyNeedsHost(t *testing.T) {
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{}); err != nil {
 		t.Skip(err)
 	}
 	err := netns.New(t, "pmod-host").Do(func() error {

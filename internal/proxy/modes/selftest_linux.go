@@ -117,7 +117,7 @@ func MeasureLayer(ctx context.Context, mode, dir string) ebpf.Estimate {
 }
 
 func measureLayer(ctx context.Context, mode, dir string) (ebpf.Estimate, error) {
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{}); err != nil {
 		return ebpf.Estimate{}, err
 	}
 	below, err := New(ctx, mode, Config{Logger: slog.New(slog.DiscardHandler), Owner: "a self-test"})

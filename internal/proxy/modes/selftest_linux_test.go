@@ -29,7 +29,7 @@ func TestEstimateLayer(t *testing.T) {
 	if os.Geteuid() != 0 || err != nil {
 		t.Skipf("cgroups need root and their file system: %v", err)
 	}
-	if err := ebpf.Check(); err != nil {
+	if err := ebpf.Check(ebpf.Options{}); err != nil {
 		t.Skip(err)
 	}
 	dir := filepath.Join(root, "proxima-modes-"+strconv.Itoa(os.Getpid()))

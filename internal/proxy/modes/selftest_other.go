@@ -15,5 +15,5 @@ func EstimateLayer(ctx context.Context, _ []string, mode, dir string) ebpf.Estim
 
 // MeasureLayer says that there is no layer on this system.
 func MeasureLayer(context.Context, string, string) ebpf.Estimate {
-	return ebpf.Estimate{Unavailable: ebpf.Check().Error()}
+	return ebpf.Estimate{Unavailable: ebpf.Check(ebpf.Options{}).Error()}
 }

@@ -2,7 +2,9 @@ package proxytest
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -90,7 +92,12 @@ func (r *recorder) end(t *testing.T, names []string) {
 	if r.mode == "" || t.Failed() || len(r.results) < len(names) {
 		return
 	}
-	file := filepath.Join("..", "proxytest", "testdata", fileOf(r.mode, r.suite))
+	dir := filepath.Join("..", "proxytest", "testdata")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		t.Logf("results are not compared: the test runs where there is no %s", dir) // as in a virtual machine
+		return
+	}
+	file := filepath.Join(dir, r.mode+"."+r.suite+".txt")
 	got := formatResults(r.results)
 	if os.Getenv(updateVariable) == "1" {
 		if len(r.incomplete) > 0 {
@@ -109,8 +116,6 @@ func (r *recorder) end(t *testing.T, names []string) {
 		t.Errorf("results of mode %s differ from %s: run the test with %s=1, and then make gen\nhave\n%s\nwant\n%s", r.mode, file, updateVariable, got, want)
 	}
 }
-
-func fileOf(mode, suite string) string { return mode + "." + suite + ".txt" }
 
 // without the lines of cases.
 func without(text string, cases map[string]bool) string {
