@@ -114,7 +114,7 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 
 // estimateLayer finds out, once the agent serves, what mode ebpf would save where the mode was not asked for by name.
 func (a *agent) estimateLayer(ctx context.Context) error {
-	if a.cfg.Mode == modes.Auto && a.gateway == nil && len(a.cfg.SelfTest) > 0 && a.mode.Name() != userspaceMode {
+	if a.cfg.Mode == modes.Auto && a.gateway == nil && len(a.cfg.SelfTest) > 0 && modes.TakesLayer(a.mode.Name()) {
 		select {
 		case <-a.agent.Ready():
 			e := modes.EstimateLayer(ctx, a.cfg.SelfTest, a.mode.Name(), a.cfg.Cgroup)

@@ -24,6 +24,9 @@ const (
 // Layered reports whether a mode has the eBPF layer above another one.
 func Layered(name string) bool { return name == ebpfName || name == ebpfAboveOther }
 
+// TakesLayer reports whether the layer can be above a mode.
+func TakesLayer(name string) bool { return name == nftablesName || name == iptablesName }
+
 // ebpfMode is the layer, and traces what it and the mode below do.
 type ebpfMode struct {
 	*ebpf.Mode

@@ -46,7 +46,7 @@ func EstimateLayer(ctx context.Context, program []string, mode, cgroupDir string
 }
 
 func estimateLayer(ctx context.Context, program []string, mode, dir string) (e ebpf.Estimate, err error) {
-	if mode != nftablesName && mode != iptablesName {
+	if !TakesLayer(mode) {
 		return e, fmt.Errorf("it is a layer above %s or %s, and neither works", nftablesName, iptablesName)
 	}
 	if dir == "" {
