@@ -41,6 +41,8 @@ const (
 	HairpinSource Feature = "hairpin's source is the node"
 	// Bytes: what connections carry is counted per service port.
 	Bytes Feature = "bytes of connections"
+	// OriginalDestination: the kernel tells an endpoint of the node which address a connection was for.
+	OriginalDestination Feature = "address that was asked for"
 	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).
 	Repair Feature = "repair of drift"
 )

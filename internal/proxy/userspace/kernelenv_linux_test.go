@@ -21,16 +21,17 @@ func TestKernelSuite(t *testing.T) {
 			})
 		},
 		Lacks: map[proxytest.Feature]string{
-			proxytest.KeepSource:       "endpoints see a connection of the agent",
-			proxytest.WorkloadShortcut: "the agent does not know which clients are workloads of its node",
-			proxytest.SelectiveDrop:    "who a client is shows after the connection is accepted; it is reset",
-			proxytest.SelectiveRefusal: "a datagram can't be refused by a socket that serves other clients",
-			proxytest.Outside:          "the agent sees only what is sent to services",
-			proxytest.UnallocatedDrop:  "the kernel refuses where no socket is",
-			proxytest.RandomPick:       "the first choice is a hash of the client's address",
-			proxytest.SurvivesRestart:  "the agent carries traffic itself",
-			proxytest.Sctp:             "not carried in user space",
-			proxytest.Repair:           "there is no state in the kernel to spoil",
+			proxytest.KeepSource:          "endpoints see a connection of the agent",
+			proxytest.WorkloadShortcut:    "the agent does not know which clients are workloads of its node",
+			proxytest.SelectiveDrop:       "who a client is shows after the connection is accepted; it is reset",
+			proxytest.SelectiveRefusal:    "a datagram can't be refused by a socket that serves other clients",
+			proxytest.Outside:             "the agent sees only what is sent to services",
+			proxytest.UnallocatedDrop:     "the kernel refuses where no socket is",
+			proxytest.RandomPick:          "the first choice is a hash of the client's address",
+			proxytest.SurvivesRestart:     "the agent carries traffic itself",
+			proxytest.Sctp:                "not carried in user space",
+			proxytest.OriginalDestination: "the agent carries traffic itself, to its tunnel as well",
+			proxytest.Repair:              "there is no state in the kernel to spoil",
 		},
 	})
 }
