@@ -54,6 +54,9 @@ func estimateLayer(ctx context.Context, program []string, mode, dir string) (e e
 			return e, errors.Join(errors.New("this agent is not in the network namespace of the host, so it has to be given a cgroup (--cgroup)"), err)
 		}
 		if dir, err = cgroup.Root(); err != nil {
+			if none := new(cgroup.UnavailableError); errors.As(err, &none) {
+				err = fmt.Errorf("%s (in a container, mount the host's file system of cgroups, as the chart does with agent.mode: ebpf)", none.Reason)
+			}
 			return e, err
 		}
 	}
