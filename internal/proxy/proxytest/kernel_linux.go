@@ -69,7 +69,7 @@ func RunKernel(t *testing.T, env KernelEnv) {
 func kernelCases() []kernelCase {
 	var all []kernelCase
 	for _, some := range [][]kernelCase{
-		reachCases, weightCases, byteCases, policyCases, sourceCases, fallbackCases, routingCases, changeCases, affinityCases, meshCases, siteCases, lifeCases,
+		reachCases, weightCases, byteCases, policyCases, sourceCases, fallbackCases, routingCases, changeCases, affinityCases, meshCases, originalCases, lifeCases,
 	} {
 		all = append(all, some...)
 	}

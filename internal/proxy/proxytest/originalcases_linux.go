@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// siteCases: services of other sites, which the node's tunnel leads to.
-var siteCases = []kernelCase{
+// originalCases: programs that connections are led to have to know the address that was asked for.
+var originalCases = []kernelCase{
 	{name: "the tunnel to other sites learns the address that was asked for", needs: []Feature{OriginalDestination}, run: tunnelLearns},
+	{name: "a sidecar learns the address that was asked for", run: sidecarLearns},
 }
 
 // tunnelLearns: an endpoint of another site is the tunnel at an address of this node, which asks the kernel whom a connection was for.
@@ -35,18 +38,58 @@ func tunnelLearns(k *kernel) {
 		k.Fatal(err)
 	}
 	k.current[state.Name] = state // so that it is removed
-	for _, c := range []client{k.pod(), k.node()} {
-		conn, err := c.open(proxy.TCP, k.at(k.vip(0)), prompt)
-		if err != nil {
-			k.Fatalf("%s: %v", c.name, err)
-		}
-		var got string
-		_, err = fmt.Fscan(conn, &got)
-		_ = conn.Close()
-		if want := k.at(k.vip(0)).String(); err != nil || got != want {
-			k.Errorf("a connection of the %s to %s: the tunnel learns %q, %v", c.name, want, got, err)
-		}
+	k.learns(k.pod())
+	k.learns(k.node())
+}
+
+// learns the address of the case's first service, and tells its client: who gets the client's connection to it.
+func (k *kernel) learns(c client) {
+	k.Helper()
+	conn, err := c.open(proxy.TCP, k.at(k.vip(0)), prompt)
+	if err != nil {
+		k.Fatalf("%s: %v", c.name, err)
 	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(prompt))
+	var got string
+	_, err = fmt.Fscan(conn, &got)
+	if want := k.at(k.vip(0)).String(); err != nil || got != want {
+		k.Errorf("a connection of the %s to %s: who gets it learns %q, %v", c.name, want, got, err)
+	}
+}
+
+// exempting is a mode that translates at sockets, unless those of a network namespace are exempt.
+type exempting interface {
+	ExemptNetworks(cookies map[uint64]struct{})
+}
+
+// sidecarLearns: the connections of a pod are redirected to a program in its network namespace.
+func sidecarLearns(k *kernel) {
+	network := "tcp4"
+	if k.family == ipv6 {
+		network = "tcp6"
+	}
+	ln, err := k.net.pod.Listen(network, ":0")
+	if err != nil {
+		k.Fatal(err)
+	}
+	k.Cleanup(func() { _ = ln.Close() })
+	go answerOriginal(ln)
+	k.net.pod.Run("nft", "add table inet sidecar; add chain inet sidecar output { type nat hook output priority -100; };"+
+		fmt.Sprintf("add rule inet sidecar output ip daddr %s tcp dport 80 redirect to :%d;", ipv4.service, ln.Addr().(*net.TCPAddr).Port)+
+		fmt.Sprintf("add rule inet sidecar output ip6 daddr %s tcp dport 80 redirect to :%d", ipv6.service, ln.Addr().(*net.TCPAddr).Port))
+	k.Cleanup(func() { k.net.pod.Run("nft", "delete table inet sidecar") })
+	if mode, ok := k.mode.(exempting); ok {
+		var cookie uint64
+		if err := k.net.pod.Do(func() (err error) { cookie, err = core.Cookie(); return err }); err != nil {
+			k.Skip(err)
+		}
+		mode.ExemptNetworks(map[uint64]struct{}{cookie: {}})
+		k.Cleanup(func() { mode.ExemptNetworks(nil) })
+	}
+	k.apply(k.svc(0, k.all(local1, remote1)...))
+	k.learns(k.pod())
+	k.reaches(k.node(), proxy.TCP, k.at(k.vip(0)), local1, remote1) // others are served as ever
 }
 
 // answerOriginal tells each client to which address it connected, as the kernel has it.
