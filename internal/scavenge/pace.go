@@ -18,15 +18,18 @@ const (
 	// collections, so it is for growth, and for when they are rare.
 	steadyPercent  = 100
 	growingPercent = 20
-	// mostGrowing is the most that it is while live memory grows, whatever that costs: of 30,000 instances that
-	// registered, 345 MB were resident with 40 percent and 417 with 100, for 3 % more of the time.
+	// mostGrowing is the most that it is while live memory grows, whatever that costs, of a heap whose room would
+	// otherwise be more than roomy.
 	mostGrowing = 40
+	// roomy (bytes) is the room of a small heap that grows where collections are costly: up to steadyPercent of
+	// it. It ends where mostGrowing is as much, at 320 MB, so it adds nothing to the most that a process takes.
+	roomy = 128 << 20
 	// costly and cheap are shares of the process' CPU time that collections take. Beyond costly the percentage is
-	// doubled, below cheap halved: half of it doubles what collections take, which stays below costly, so one
-	// does not follow the other. With 20 percent they took half of the time in which 20,000 instances registered,
-	// which lasted twice as long. The share is that of a second or more, as single collections differ.
-	costly, cheap = 0.35, 0.15
-	measured      = time.Second
+	// the most that it may be, below cheap it is halved: half of it doubles what collections take, which stays below
+	// costly, so one does not follow the other. With 20 percent they took half of the time in which 20,000 instances
+	// registered, which lasted twice as long. The share is that of so much time or more, as single collections differ.
+	costly, cheap = 0.25, 0.1
+	measured      = time.Second / 2
 	// growth of live memory, in percent, from which on it counts: from one collection to the next, or over several.
 	growth = 2
 	// steady is how many collections without growth end it. A burst has some at its end: after three of
@@ -60,10 +63,11 @@ func (p *pace) collected(live uint64, since time.Duration, share float64) int {
 	case since >= rare:
 		p.growing = growingPercent
 	case share > costly:
-		p.growing = min(2*p.growing, mostGrowing)
+		p.growing = steadyPercent
 	case share < cheap:
 		p.growing = max(p.growing/2, growingPercent)
 	}
+	p.growing = min(p.growing, most(live))
 	switch {
 	case grown, since >= rare:
 		p.idle = 0
@@ -74,6 +78,11 @@ func (p *pace) collected(live uint64, since time.Duration, share float64) int {
 		p.percent = steadyPercent
 	}
 	return p.percent
+}
+
+// most that the percentage is while live memory grows.
+func most(live uint64) int {
+	return int(min(max(roomy*100/max(live, 1), mostGrowing), steadyPercent))
 }
 
 // RunPaced is Run, and lets the collector run more often while live memory grows, or it hardly runs. Only one may run in
