@@ -136,6 +136,9 @@ func (s *services) attempts(ctx context.Context, write func(context.Context) err
 	var err error
 	for i := range maxClaimAttempts {
 		attempt, _ := kvstorage.WithCompanions(ctx, kinds...)
+		if i == 0 {
+			attempt = context.WithValue(attempt, firstAttempt{}, true)
+		}
 		done := s.turns.begin(ctx, i > 0)
 		err = write(attempt)
 		done()
