@@ -290,6 +290,9 @@ func TestClientShares(t *testing.T) {
 	if own := get(false); data(own) == data(a) || data(own) == data(created) || len(own.(*corev1.ConfigMap).Labels) == 0 {
 		t.Error("a list that does not share is not the caller's")
 	}
+	if of := a.GetObjectKind().GroupVersionKind(); !of.Empty() { // as that of an object that was read from the store
+		t.Errorf("the watch cache has an object with kind %q", of)
+	}
 	before := a.DeepCopyObject()
 	changed := a.DeepCopyObject().(*corev1.ConfigMap)
 	changed.Data = map[string]string{"k": "changed"}

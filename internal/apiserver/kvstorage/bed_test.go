@@ -278,12 +278,14 @@ func (brokenReads) TransformFromStorage(context.Context, []byte, value.Context) 
 
 type failingCodec struct {
 	runtime.Codec
-	fail atomic.Bool
+	fail      atomic.Bool
+	decodings atomic.Int64
 }
 
 func (c *failingCodec) Decode(
 	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
 ) (runtime.Object, *schema.GroupVersionKind, error) {
+	c.decodings.Add(1)
 	if c.fail.Load() {
 		return nil, nil, fmt.Errorf("synthetic error")
 	}

@@ -64,8 +64,9 @@ type Storage struct {
 	unreadable       atomic.Pointer[error] // of the last list of the resource; see Unreadable
 
 	// kept is what the watch cache has, began when the clock of its events begins.
-	kept  kept
-	began time.Time
+	kept    kept
+	began   time.Time
+	written written
 
 	mu sync.Mutex
 	// followers are the watches that want progress; guarded by mu.

@@ -126,6 +126,10 @@ func (w *watcher) unfollow() {
 
 // pump sends the initial events and then changes until something ends it.
 func (w *watcher) pump() error {
+	if w.cache {
+		w.written.follow(1)
+		defer w.written.follow(-1)
+	}
 	if w.initial {
 		if w.cache {
 			w.kept.reset()
@@ -230,7 +234,7 @@ func (w *watcher) emit(e store.Event, initial bool) error {
 	var now, before runtime.Object
 	var err error
 	if e.Kind == store.Put {
-		if now, err = w.decodeNew(w.ctx, e.Record.Key, e.Record.Value, rev); err != nil {
+		if now, err = w.decoded(e.Record); err != nil {
 			return err
 		}
 		w.compact(now)
@@ -260,6 +264,16 @@ func (w *watcher) emit(e store.Event, initial bool) error {
 		w.sendObject(watch.Deleted, before, initial)
 	}
 	return nil
+}
+
+// decoded is the object of a record, which nobody else has.
+func (w *watcher) decoded(r store.Record) (runtime.Object, error) {
+	if w.cache {
+		if obj := w.written.take(r.Key, r.Value); obj != nil {
+			return obj, w.versioner.UpdateObject(obj, uint64(r.Modified))
+		}
+	}
+	return w.decodeNew(w.ctx, r.Key, r.Value, r.Modified)
 }
 
 // sendObject sends what became of an object, and sees to what the watch cache has.

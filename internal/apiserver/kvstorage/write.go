@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -178,6 +179,12 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 	if err != nil {
 		return err
 	}
+	var made runtime.Object
+	if out != nil {
+		if made, err = s.readBack(key, data, sealed, reflect.TypeOf(out)); err != nil {
+			return err
+		}
+	}
 	rev, lost, err := s.commit(ctx, OnCreate, key, 0, put(key, sealed, ttl))
 	switch {
 	case err != nil:
@@ -187,7 +194,28 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 	case out == nil:
 		return nil
 	}
-	return s.decode(key, data, out, rev)
+	return s.become(out, made, rev)
+}
+
+// readBack decodes what is about to be stored, into an object of a type, and leaves a copy of it to the watch cache, if
+// there is one.
+func (s *Storage) readBack(key string, data, sealed []byte, t reflect.Type) (runtime.Object, error) {
+	made := reflect.New(t.Elem()).Interface().(runtime.Object)
+	if err := s.decode(key, data, made, 0); err != nil {
+		return nil, err
+	}
+	if s.written.wanted() {
+		left := made.DeepCopyObject()
+		left.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // as decodeNew has it
+		s.written.put(key, sealed, left)
+	}
+	return made, nil
+}
+
+// become makes out what was written at a revision.
+func (s *Storage) become(out, made runtime.Object, rev store.Revision) error {
+	reflect.ValueOf(out).Elem().Set(reflect.ValueOf(made).Elem())
+	return s.versioner.UpdateObject(out, uint64(rev))
 }
 
 func put(key string, value []byte, ttlSeconds uint64) *store.Op {
@@ -266,9 +294,13 @@ func (r *reader) update(
 	ctx context.Context, st *state, data []byte, ttl uint64, unchanged bool, destination runtime.Object,
 ) (*state, error) {
 	var op *store.Op
+	var made runtime.Object
 	if !unchanged {
 		sealed, err := r.transform(ctx, r.key, data)
 		if err != nil {
+			return nil, err
+		}
+		if made, err = r.readBack(r.key, data, sealed, reflect.TypeOf(destination)); err != nil {
 			return nil, err
 		}
 		op = put(r.key, sealed, ttl)
@@ -281,6 +313,8 @@ func (r *reader) update(
 		return nil, err
 	case lost != nil:
 		return r.of(ctx, lost.Current)
+	case made != nil:
+		return nil, r.become(destination, made, rev)
 	}
 	return nil, r.decode(r.key, data, destination, rev)
 }
