@@ -28,7 +28,7 @@ const (
 	// the most that it may be, below cheap it is halved: half of it doubles what collections take, which stays below
 	// costly, so one does not follow the other. With 20 percent they took half of the time in which 20,000 instances
 	// registered, which lasted twice as long. The share is that of so much time or more, as single collections differ.
-	costly, cheap = 0.25, 0.1
+	costly, cheap = 0.25, 0.06
 	measured      = time.Second / 2
 	// growth of live memory, in percent, from which on it counts: from one collection to the next, or over several.
 	growth = 2
