@@ -2,7 +2,10 @@ package znode
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // Permissions of an ACL (org.apache.zookeeper.ZooDefs.Perms).
@@ -19,11 +22,13 @@ const (
 const (
 	SchemeWorld  = "world"
 	SchemeDigest = "digest"
+	SchemeIP     = "ip"
 	// Anyone is the only identity of SchemeWorld.
 	Anyone = "anyone"
 )
 
-// Identity of a client: of SchemeDigest a user with a hash of the password, as USER:BASE64(SHA1(USER:PASSWORD)).
+// Identity of a client: of SchemeDigest a user with a hash of the password, as USER:BASE64(SHA1(USER:PASSWORD)), of SchemeIP the address
+// that it comes from, as 10.0.0.1; in an ACL that may be a range, as 10.0.0.0/8.
 type Identity struct{ Scheme, ID string }
 
 // ACL gives permissions to an identity.
@@ -39,8 +44,48 @@ func Allowed(list []ACL, perms int32, who []Identity) bool {
 		return true
 	}
 	return slices.ContainsFunc(list, func(a ACL) bool {
-		return a.Perms&perms != 0 && (a.Scheme == SchemeWorld && a.ID == Anyone || slices.Contains(who, a.Identity))
+		if a.Perms&perms == 0 {
+			return false
+		}
+		switch a.Scheme {
+		case SchemeWorld:
+			return a.ID == Anyone
+		case SchemeIP:
+			from, ok := ParseRange(a.ID)
+			return ok && slices.ContainsFunc(who, func(i Identity) bool {
+				address, err := netip.ParseAddr(i.ID)
+				return i.Scheme == SchemeIP && err == nil && from.Contains(address)
+			})
+		}
+		return slices.Contains(who, a.Identity)
 	})
+}
+
+// ParseRange reads the identity of SchemeIP in an ACL, as ZooKeeper does (IPAuthenticationProvider.isValid): an IPv4 address, or one
+// with a number of bits of which the others do not matter. There are none of IPv6.
+func ParseRange(text string) (netip.Prefix, bool) {
+	address, size, sized := strings.Cut(text, "/")
+	parts := strings.Split(address, ".")
+	if len(parts) != 4 {
+		return netip.Prefix{}, false
+	}
+	var octets [4]byte
+	for i, part := range parts {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < 0 || n > 255 {
+			return netip.Prefix{}, false
+		}
+		octets[i] = byte(n)
+	}
+	bits := 32
+	if sized {
+		n, err := strconv.Atoi(size)
+		if err != nil || n < 0 || n > 32 {
+			return netip.Prefix{}, false
+		}
+		bits = n
+	}
+	return netip.PrefixFrom(netip.AddrFrom4(octets), bits).Masked(), true
 }
 
 func appendACL(out []byte, list []ACL) []byte {

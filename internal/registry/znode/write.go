@@ -110,21 +110,24 @@ func (d *draft) op(o *Op) (path string, err error) {
 	if o.Kind == Create {
 		return d.create(o)
 	}
+	if o.Kind == Delete { // its parent's ACL comes before whether there is a node
+		if up := d.at(Parent(o.Path)); up.now != nil && !Allowed(up.now.ACL, PermDelete, o.By) {
+			return "", ErrNoAuth
+		}
+	}
 	n := d.at(o.Path)
 	if !n.exists() {
 		return "", ErrNoNode
 	}
-	guards, perm, version := n, PermRead, n.now.Version
+	perm, version := PermRead, n.now.Version
 	switch o.Kind {
-	case Delete:
-		guards, perm = d.at(Parent(o.Path)), PermDelete
 	case Set:
 		perm = PermWrite
 	case SetACL:
 		perm, version = PermAdmin, n.now.ACLVersion
 	}
 	switch {
-	case guards.now != nil && !Allowed(guards.now.ACL, perm, o.By):
+	case o.Kind != Delete && !Allowed(n.now.ACL, perm, o.By):
 		return "", ErrNoAuth
 	case o.Version != AnyVersion && o.Version != version:
 		return "", fmt.Errorf("%w: %d is not %d", ErrVersion, version, o.Version)

@@ -29,15 +29,16 @@ func (c *conn) fixedACL(list []znode.ACL) ([]znode.ACL, error) {
 		}
 	}
 	for _, a := range list {
+		_, isRange := znode.ParseRange(a.ID)
 		switch {
-		case a.Scheme == znode.SchemeWorld && a.ID == znode.Anyone, a.Scheme == znode.SchemeDigest && strings.Count(a.ID, ":") == 1:
+		case a.Scheme == znode.SchemeIP && isRange, a.Scheme == znode.SchemeWorld && a.ID == znode.Anyone, a.Scheme == znode.SchemeDigest && strings.Count(a.ID, ":") == 1:
 			add(a)
 		case a.Scheme == schemeAuth && len(c.identities) > 0:
 			for _, id := range c.identities {
 				add(znode.ACL{Perms: a.Perms, Identity: id})
 			}
 		default:
-			return nil, failed(codeInvalidACL, "an ACL for %.40q: schemes are world, digest and, after credentials, auth", a.Scheme)
+			return nil, failed(codeInvalidACL, "an ACL for %.40q of scheme %.40q: there are world:anyone, digest:USER:HASH, ip:IPV4[/BITS] and, after credentials, auth", a.ID, a.Scheme)
 		}
 	}
 	if len(out) == 0 {
@@ -49,9 +50,15 @@ func (c *conn) fixedACL(list []znode.ACL) ([]znode.ACL, error) {
 	return out, nil
 }
 
+// by is who the client is to ACLs: what it has shown, and where it comes from. The latter is no identity that scheme auth stands for, as in
+// ZooKeeper (IPAuthenticationProvider.isAuthenticated).
+func (c *conn) by() []znode.Identity {
+	return append(slices.Clip(c.identities), znode.Identity{Scheme: znode.SchemeIP, ID: c.from.String()})
+}
+
 // allows reports whether the ACL of a node gives the client one of the permissions. It is called under the lock of the tree.
 func (c *conn) allows(n *node, perms int32) error {
-	if !znode.Allowed(n.acl, perms, c.identities) {
+	if !znode.Allowed(n.acl, perms, c.by()) {
 		return failed(codeNoAuth, "the ACL of the node does not allow it")
 	}
 	return nil

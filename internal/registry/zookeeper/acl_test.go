@@ -59,7 +59,7 @@ func TestACL(t *testing.T) {
 	}
 	id := digestOf("alice:secret").ID
 	for name, list := range map[string][]znode.ACL{
-		"none": nil, "ip": {entry(znode.PermAll, "ip", "10.0.0.1")}, "no hash": {entry(znode.PermAll, "digest", "alice")}, "a user of world": {entry(1, "world", "alice")},
+		"none": nil, "ip": {entry(znode.PermAll, "ip", "::1")}, "no hash": {entry(znode.PermAll, "digest", "alice")}, "a user of world": {entry(1, "world", "alice")},
 	} {
 		if got := owner.createACL("/app", list...); got != codeInvalidACL {
 			t.Errorf("%s: %d", name, got)
@@ -138,6 +138,34 @@ func TestACL(t *testing.T) {
 	}
 	if got := c.auth("alice:secret"); got != codeOK || c.acl("/app") != "[{31 {digest "+id+"}}] 1" {
 		t.Errorf("after a start: %d, %s", got, c.acl("/app"))
+	}
+}
+
+// Scheme ip is of where a client comes from, and is none of the identities that scheme auth stands for.
+func TestACLOfAddresses(t *testing.T) {
+	st := memory.New(memory.Options{})
+	t.Cleanup(func() { _ = st.Close() })
+	h := registrytest.NewNamed(t, "cp-1")
+	c := dial(t, h.Serve(New(h.Core).WithNodes(st, 1<<20).Serve), nil)
+	if got := c.createACL("/here", entry(znode.PermAll, "ip", "127.0.0.0/8")); got != codeOK {
+		t.Fatalf("create: %d", got)
+	}
+	if got := c.createACL("/elsewhere", entry(znode.PermRead, "ip", "127.0.0.1"), entry(znode.PermAll, "ip", "10.0.0.0/8")); got != codeOK {
+		t.Fatalf("create: %d", got)
+	}
+	if got := c.createACL("/auth", entry(znode.PermAll, "auth", "")); got != codeInvalidACL {
+		t.Errorf("scheme auth without credentials: %d", got)
+	}
+	if got := c.acl("/here"); got != "[{31 {ip 127.0.0.0/8}}] 0" {
+		t.Errorf("the ACL is %s", got)
+	}
+	for path, want := range map[string]code{"/here": codeOK, "/elsewhere": codeNoAuth} {
+		if got := c.set(path, "x", anyVersion); got != want {
+			t.Errorf("set of %s: %d, want %d", path, got, want)
+		}
+		if _, _, got := c.get(path, false); got != codeOK {
+			t.Errorf("get of %s: %d", path, got)
+		}
 	}
 }
 

@@ -55,7 +55,7 @@ var extraCodes = []struct {
 
 // op of a change outside of what is mapped.
 func (c *conn) op(ch *change) (o znode.Op, err error) {
-	o = znode.Op{Path: ch.path, Data: orEmpty(ch.data), Version: ch.version, By: c.identities}
+	o = znode.Op{Path: ch.path, Data: orEmpty(ch.data), Version: ch.version, By: c.by()}
 	if ch.op == opSetACL || ch.creates() {
 		if o.ACL, err = c.fixedACL(ch.acl); err != nil {
 			return o, err
