@@ -240,6 +240,40 @@ func TestOwnerGone(t *testing.T) {
 	})
 }
 
+// What a protocol remembers of a session whose owner is gone is durable before its instance is deleted, however often that has to be tried,
+// and not before its client had the grace to come back.
+func TestBeforeEndOfOrphans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		in := orders(8080)
+		in.Protocol = ZooKeeper
+		r.register(r.open(ZooKeeper, User{}, 0), in)
+		r.register(r.open(Nacos, User{}, 0), orders(8081))
+		r.stop()
+		r.start("cp-2")
+		defer func() { r.stop() }()
+		var calls atomic.Int32
+		r.registrar.BeforeEnd(ZooKeeper, func(_ context.Context, in *Instance) (bool, error) {
+			if d, err := r.client.Get(t.Context(), kind.Dataplane, in.Key()); err != nil || in.Port != 8080 {
+				t.Errorf("called for %v: %v, %v", in.Key(), d, err)
+			}
+			if calls.Add(1) < 3 {
+				return false, errors.New("the store is away")
+			}
+			return true, nil
+		})
+		r.running.Store(&map[string]bool{"cp-2": true})
+		r.wait(time.Minute - time.Second)
+		if len(r.dataplanes()) != 2 || calls.Load() != 0 {
+			t.Errorf("in the grace: %d instances, %d calls", len(r.dataplanes()), calls.Load())
+		}
+		r.wait(3 * time.Second) // a sweep sees that the owner is gone, another that the grace is over; the second attempt is after 50 ms
+		if len(r.dataplanes()) != 0 || calls.Load() != 3 {
+			t.Errorf("after the grace: %d instances, %d calls", len(r.dataplanes()), calls.Load())
+		}
+	})
+}
+
 // What changes between the read of an instance and its deletion decides: an instance that another instance of the control plane has taken
 // over stays; one whose health was set goes.
 func TestRemovedMeanwhile(t *testing.T) {
