@@ -68,6 +68,8 @@ type instance struct {
 	modes *modeLabels
 	// proxies are the resources of proxies, set before components run. Nil: proxies are not served.
 	proxies *build.Builder
+	// room between two collections, as in scavenge.RunPaced.
+	room uint64
 }
 
 func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (*instance, error) {
@@ -86,6 +88,9 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: log.With("component", "views"),
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
+	if cfg.Registries.on() {
+		i.room = registryRoom
+	}
 	i.newMonitor(s.metrics)
 	i.names = nodename.New(nodename.Config{
 		Client: a.client, Attempts: a.holders.Attempts, Logger: log.With("component", "node names"), Clock: clock.RealClock{},
@@ -102,7 +107,7 @@ func (i *instance) components() []component {
 		{Name: "demand", Run: i.demand.Run},
 		{Name: "views", Run: i.followTables},
 		{Name: "suspicion", Run: i.monitor.Run},
-		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.RunPaced(ctx, minReclaim) }},
+		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.RunPaced(ctx, minReclaim, i.room) }},
 	}
 	if i.names != nil {
 		out = append(out, component{Name: "node names", Run: i.names.Run})
@@ -115,6 +120,11 @@ func (i *instance) components() []component {
 
 // minReclaim is the least memory (bytes) that a control plane collects for.
 const minReclaim = 40 << 20
+
+// registryRoom (bytes) is the room between two collections where registries are served: registrations come in thousands, and
+// collections with the least room take half of what they cost. Without registries there is none, for the memory of
+// proxies that connect.
+const registryRoom = 128 << 20
 
 // followTables keeps the views up to date with the catalog.
 func (i *instance) followTables(ctx context.Context) error {

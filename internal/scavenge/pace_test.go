@@ -9,23 +9,22 @@ import (
 )
 
 // TestPace: the percentage is low from the first collection after which more lives, until some found
-// no growth, and while collections are rare. It is higher where collections take too much of the time, by less in a large heap.
+// no growth, and while collections are rare. It is higher where collections take too much of the time.
 func TestPace(t *testing.T) {
-	const mb = 1 << 20
-	p := pace{live: 100 * mb, percent: steadyPercent, growing: growingPercent, idle: steady}
+	p := pace{live: 100, percent: steadyPercent, growing: growingPercent, idle: steady}
 	const middling = (cheap + costly) / 2
 	check := func(when string, live uint64, since time.Duration, share float64, want int) {
 		t.Helper()
-		if got := p.collected(live*mb, since, share); got != want {
+		if got := p.collected(live, since, share); got != want {
 			t.Errorf("%s: %d %%, want %d", when, got, want)
 		}
 	}
 	settle := func() {
 		t.Helper()
 		for range steady - 1 {
-			check("still", p.live/mb, 0, middling, p.growing)
+			check("still", p.live, 0, middling, p.growing)
 		}
-		check("steady", p.live/mb, 0, middling, steadyPercent)
+		check("steady", p.live, 0, middling, steadyPercent)
 	}
 	check("a little more", 102, 0, middling, steadyPercent)
 	check("more", 110, 0, middling, growingPercent)
@@ -36,18 +35,38 @@ func TestPace(t *testing.T) {
 	check("a rare one", 90, rare, middling, growingPercent)
 	settle()
 	check("more", 99, 0, middling, growingPercent)
-	check("more, at a high cost", 110, 0, costly+0.01, steadyPercent)
-	check("more, at a middling cost", 160, 0, middling, 80)
-	check("more, at the highest cost", 256, 0, 1, 50)
-	check("more, at the highest cost", 320, 0, 1, mostGrowing)
-	check("more, at the highest cost", 3200, 0, 1, mostGrowing)
-	check("less, at a low cost", 140, 0, cheap-0.01, mostGrowing/2)
+	check("more, at a high cost", 110, 0, costly+0.01, 2*growingPercent)
+	check("more, at a middling cost", 120, 0, middling, 2*growingPercent)
+	for range 5 {
+		p.collected(p.live, 0, 1)
+	}
+	check("more, at the highest cost", 130, 0, 1, mostGrowing)
+	check("more, at a low cost", 140, 0, cheap-0.01, mostGrowing/2)
 	for live := uint64(140); live < 200; live++ {
 		check("slowly more", live, 0, middling, p.growing)
 	}
 	check("more", 220, 0, middling, p.growing)
 	settle()
-	check("a rare one, at a high cost", p.live/mb, rare, 1, growingPercent)
+	check("a rare one, at a high cost", p.live, rare, 1, growingPercent)
+}
+
+// TestPaceWithRoom: a heap that may have room has it where collections take much of the time, less as it grows, until they
+// take next to nothing.
+func TestPaceWithRoom(t *testing.T) {
+	const mb = 1 << 20
+	p := pace{live: 50 * mb, percent: growingPercent, growing: growingPercent, room: 128 * mb}
+	for _, c := range []struct {
+		live  uint64
+		share float64
+		want  int
+	}{
+		{60, dear, growingPercent}, {70, dear + 0.01, steadyPercent}, {80, modest, steadyPercent}, {160, modest, 80}, {320, 1, mostGrowing}, {3200, 1, mostGrowing},
+		{50, 1, steadyPercent}, {60, modest - 0.01, steadyPercent / 2},
+	} {
+		if got := p.collected(c.live*mb, 0, c.share); got != c.want {
+			t.Errorf("%d MB, %.2f: %d %%, want %d", c.live, c.share, got, c.want)
+		}
+	}
 }
 
 // TestShare: of the time between two readings, and nothing of none.
@@ -71,7 +90,7 @@ func TestKeepPace(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		keepPace(ctx)
+		keepPace(ctx, 0)
 	}()
 	percent := func() int { // reading it is setting it
 		now := debug.SetGCPercent(steadyPercent)
