@@ -122,7 +122,7 @@ func (i *instance) components() []component {
 const minReclaim = 40 << 20
 
 // registryRoom (bytes) is the room between two collections where registries are served: registrations come in thousands, and
-// collections with the least room take half of what they cost. Without registries there is none, for the memory of
+// collections were some 30 % of what they cost in a profile. Without registries there is none, for the memory of
 // proxies that connect.
 const registryRoom = 128 << 20
 

@@ -26,8 +26,8 @@ const (
 	// does not follow the other. With 20 percent they took half of the time in which 20,000 instances registered,
 	// which lasted twice as long. The share is that of a second or more, as single collections differ.
 	costly, cheap = 0.35, 0.15
-	// dear and modest are the same where a small heap may have room: beyond dear it has all that it may have. Clients
-	// that register 30,000 instances so took 707 µs of CPU for each in place of 1,083, and 374 MB at the end in place of 353.
+	// dear and modest are the same where a small heap may have room: beyond dear it has all that it may have. Figures are
+	// in bench/README.md.
 	dear, modest = 0.25, 0.06
 	measured     = time.Second
 	// growth of live memory, in percent, from which on it counts: from one collection to the next, or over several.
