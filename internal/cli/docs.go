@@ -68,6 +68,7 @@ version, for any web server.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.address, "address", "127.0.0.1:0", "address to serve at; port 0: any free one")
+	_ = flags.SetAnnotation("address", commandLineOnly, nil) // run has another one; the flag is there
 	flags.StringVar(&f.export, "export", "", "write the site into this directory instead, below a folder named like the version")
 	flags.BoolVar(&f.search, "search", false, "list the pages that answer a question")
 	flags.BoolVar(&f.markdown, "markdown", false, "print the page as it was written")
