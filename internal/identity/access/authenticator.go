@@ -27,6 +27,8 @@ type Authenticator struct {
 	roots  *x509.CertPool
 	policy Policy
 	log    *slog.Logger
+	// verified certificates of connections.
+	verified verified
 }
 
 // Policy is what an Authenticator checks beyond the authenticity of a credential.
@@ -102,7 +104,7 @@ func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Respons
 	if a.mayRenewExpired(req, subject, leaf) {
 		opts.CurrentTime, notAfter = leaf.NotAfter, time.Time{}
 	}
-	if _, err := leaf.Verify(opts); err != nil {
+	if err := a.verified.check(leaf, opts); err != nil {
 		return nil, false, fmt.Errorf("client certificate: %w", err)
 	}
 	if subject.User == "" {
