@@ -228,6 +228,7 @@ var layers = map[string]layer{
 	"internal/proxy/account":            adapter,
 	"internal/proxy/ebpf":               adapter,
 	"internal/proxy/iptables":           adapter,
+	"internal/proxy/ipvs":               adapter,
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/permit":             adapter,
 	"internal/proxy/proxytest":          adapter,
@@ -297,7 +298,7 @@ var siblings = map[string][]string{
 	"internal/admin": {
 		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fallback",
 		"internal/node/fromkube",
-		"internal/node/fromview", "internal/node/local", "internal/proxy/ebpf", "internal/proxy/permit", "internal/view",
+		"internal/node/fromview", "internal/node/local", "internal/proxy/ebpf", "internal/proxy/ipvs", "internal/proxy/permit", "internal/view",
 	},
 	"internal/apiserver": {
 		"internal/apiserver/kvstorage", "internal/apiserver/openapi", "internal/apiserver/quota",
@@ -327,6 +328,8 @@ var siblings = map[string][]string{
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
 	"internal/proxy/ebpf":          {"internal/kernel/cgroup", "internal/kernel/netns"},
 	"internal/proxy/permit":        {"internal/kernel/nfnl"},
+	// The table in front of it.
+	"internal/proxy/ipvs": {"internal/proxy/nftables"},
 	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
 	"internal/node/podproxy":       {"internal/sidecar/redirect"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.

@@ -311,7 +311,7 @@ func nestsOf(expr string) []uint16 {
 	case "cmp":
 		return []uint16{unix.NFTA_CMP_DATA}
 	case "bitwise":
-		return []uint16{unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR}
+		return []uint16{unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR, bitwiseData}
 	case "immediate":
 		return []uint16{unix.NFTA_IMMEDIATE_DATA}
 	}

@@ -106,6 +106,36 @@ func (r *Rule) payload(base, offset, length uint32, to Reg) *Rule {
 	})
 }
 
+// None in place of a checksum's offset.
+const None = ^uint32(0)
+
+// SetNetwork replaces an address of the network header, and what checksums have of it. sum is the offset of the
+// header's own checksum; None: IPv6 has none.
+func (r *Rule) SetNetwork(offset, length, sum uint32, from Reg) *Rule {
+	return r.setPayload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, length, sum, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR, from)
+}
+
+// SetTransport replaces bytes of the transport header. sum is the offset of its checksum; None: the packet has none.
+func (r *Rule) SetTransport(offset, length, sum uint32, from Reg) *Rule {
+	return r.setPayload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, length, sum, 0, from)
+}
+
+func (r *Rule) setPayload(base, offset, length, sum, flags uint32, from Reg) *Rule {
+	return r.expr("payload", func(a *Attrs) {
+		a.U32(unix.NFTA_PAYLOAD_SREG, from.wire())
+		a.U32(unix.NFTA_PAYLOAD_BASE, base)
+		a.U32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		a.U32(unix.NFTA_PAYLOAD_LEN, length)
+		if sum != None {
+			a.U32(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET)
+			a.U32(unix.NFTA_PAYLOAD_CSUM_OFFSET, sum)
+		}
+		if flags != 0 {
+			a.U32(unix.NFTA_PAYLOAD_CSUM_FLAGS, flags)
+		}
+	})
+}
+
 // Mask makes a register (reg & mask) ^ xor; the strings are of one length.
 func (r *Rule) Mask(reg Reg, mask, xor string) *Rule {
 	return r.expr("bitwise", func(a *Attrs) {
@@ -114,6 +144,25 @@ func (r *Rule) Mask(reg Reg, mask, xor string) *Rule {
 		a.U32(unix.NFTA_BITWISE_LEN, uint32(len(mask)))
 		data(a, unix.NFTA_BITWISE_MASK, mask)
 		data(a, unix.NFTA_BITWISE_XOR, xor)
+	})
+}
+
+// Attributes of the expression "bitwise" for a shift, and the operation (enum nft_bitwise_attributes and nft_bitwise_ops of
+// linux/netfilter/nf_tables.h), which x/sys does not name.
+const (
+	bitwiseOp     = 6
+	bitwiseData   = 7
+	bitwiseRShift = 2
+)
+
+// ShiftRight makes a register of 4 bytes, a number in the host's order, reg >> bits. Linux 5.7.
+func (r *Rule) ShiftRight(reg Reg, bits uint32) *Rule {
+	return r.expr("bitwise", func(a *Attrs) {
+		a.U32(unix.NFTA_BITWISE_SREG, reg.wire())
+		a.U32(unix.NFTA_BITWISE_DREG, reg.wire())
+		a.U32(unix.NFTA_BITWISE_LEN, 4)
+		a.U32(bitwiseOp, bitwiseRShift)
+		data(a, bitwiseData, Host(bits))
 	})
 }
 
@@ -247,6 +296,22 @@ func (r *Rule) Conntrack(key uint32, to Reg) *Rule {
 	return r.expr("ct", func(a *Attrs) {
 		a.U32(unix.NFTA_CT_KEY, key)
 		a.U32(unix.NFTA_CT_DREG, to.wire())
+	})
+}
+
+// Directions of a connection (enum ip_conntrack_dir of linux/netfilter/nf_conntrack_tuple_common.h).
+const (
+	Original uint8 = iota
+	Reply
+)
+
+// ConntrackOf loads what the packets of one direction have (NFT_CT_DST_IP, NFT_CT_PROTO_DST, …), as conntrack has
+// it: that of Reply is translated.
+func (r *Rule) ConntrackOf(direction uint8, key uint32, to Reg) *Rule {
+	return r.expr("ct", func(a *Attrs) {
+		a.U32(unix.NFTA_CT_KEY, key)
+		a.U32(unix.NFTA_CT_DREG, to.wire())
+		a.U8(unix.NFTA_CT_DIRECTION, direction)
 	})
 }
 

@@ -29,6 +29,8 @@ type classKey struct {
 	affinitySeconds int
 	// hash: a client's address decides about the slot, not chance.
 	hash bool
+	// balanced: Options.Balancer chooses the endpoint; there are no slots.
+	balanced bool
 }
 
 // chain is the chain's name, which says everything of the class, so that a
@@ -37,6 +39,9 @@ func (k classKey) chain() string {
 	list := "cluster"
 	if k.local {
 		list = "local"
+	}
+	if k.balanced {
+		return fmt.Sprintf("pick-%s-%s-marked", markNames[k.mark], list)
 	}
 	name := fmt.Sprintf("pick-%s-%s-%d", markNames[k.mark], list, k.slots)
 	if k.affinitySeconds != 0 {

@@ -27,6 +27,8 @@ type family struct {
 	apart   bool
 	numbers func(mesh string) uint32
 
+	// balancer chooses among endpoints; nil: the table does.
+	balancer Balancer
 	// hashes: the kernel has the expression for a source hash.
 	hashes bool
 	// off: the kernel does not know this family; nothing is written.
@@ -107,7 +109,7 @@ func newFamily(d dims, name string, w writer, affinityClients uint32) *family {
 		s.opaque = def.Name == setAffinity
 	}
 	f.named = f.name()
-	for _, c := range baseChains() {
+	for _, c := range f.rules.baseChains() {
 		f.chains[c.Name] = &chain{def: c}
 	}
 	for name, rules := range f.rules.fixed() {

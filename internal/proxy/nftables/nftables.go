@@ -89,6 +89,7 @@ func New(opts Options) (*Mode, error) {
 		if f.off {
 			m.log.Warn("the kernel has no nf_tables for this family; its addresses are not served", "family", f.String())
 		}
+		f.balancer = opts.Balancer
 		f.hashes = !f.off && f.probeHash(m.k)
 		m.families = append(m.families, f)
 		m.stale = append(m.stale, map[netip.AddrPort]struct{}{})
@@ -135,7 +136,7 @@ func (o Options) writer(d dims) writer {
 	}
 	return writer{
 		services: ours(o.ServiceCIDRs), workloads: ours(o.WorkloadCIDRs), interfaces: o.WorkloadInterfaces,
-		masqueradeAll: o.MasqueradeAll, mark: o.MasqueradeMark,
+		masqueradeAll: o.MasqueradeAll, mark: o.MasqueradeMark, balanced: o.Balancer != nil,
 	}
 }
 
@@ -199,6 +200,11 @@ func (m *Mode) adopt() error {
 	}
 	if err := m.readAddresses(); err != nil {
 		return err
+	}
+	if m.opts.Balancer != nil {
+		if err := m.opts.Balancer.Adopt(); err != nil {
+			return err
+		}
 	}
 	m.started, m.prefetched, m.needsResync = true, false, false
 	for i, f := range m.families { // an earlier process may have missed the end of endpoints
@@ -325,9 +331,15 @@ func (m *Mode) number(comment string) (uint16, error) {
 		if m.next++; m.next == 0 {
 			m.next = 1
 		}
+		if m.opts.Balancer != nil && uint32(n)&m.opts.MasqueradeMark != 0 { // see ListMark
+			continue
+		}
 		if m.byNumber[n] == nil && !m.reserved[n] {
 			return n, nil
 		}
+	}
+	if m.opts.Balancer != nil {
+		return 0, errors.New("more than 32,767 service ports: spread services over clusters, or use another mode")
 	}
 	return 0, errors.New("more than 65,535 service ports: spread services over clusters, or use another mode")
 }
@@ -335,6 +347,20 @@ func (m *Mode) number(comment string) (uint16, error) {
 // flush writes what differs. If the kernel disagrees, its state is read and the
 // difference written once more.
 func (m *Mode) flush() error {
+	if m.opts.Balancer == nil {
+		return m.flushTables()
+	}
+	if err := m.opts.Balancer.Before(); err != nil {
+		m.metrics.failures.Inc()
+		return err
+	}
+	if err := m.flushTables(); err != nil {
+		return err
+	}
+	return m.opts.Balancer.After()
+}
+
+func (m *Mode) flushTables() error {
 	if m.needsResync {
 		if err := m.readBack(); err != nil {
 			m.metrics.failures.Inc()

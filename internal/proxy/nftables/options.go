@@ -69,6 +69,9 @@ type Options struct {
 	// bytes each. Default 2^20. It can be changed at a restart.
 	AffinityClients uint32
 
+	// Balancer chooses among the endpoints of lists, in place of the table. Nil: none.
+	Balancer Balancer
+
 	wrap func(kernel) kernel     // tests: faults between mode and kernel
 	open func() (*system, error) // tests: another machine than Namespace's
 }

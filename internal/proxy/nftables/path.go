@@ -148,6 +148,13 @@ func (w *walk) class(p *port, class uint16) {
 		w.path.List = "local"
 	}
 	w.path.Masquerade = w.path.Masquerade || c.key.mark == markAlways || c.key.mark == markOutside && !w.isWorkload()
+	if c.key.balanced {
+		mark := ListMark(p.number, c.key.local)
+		w.step("chain "+c.key.chain(), "mark %#x, for the balancer", mark)
+		does, shares := w.f.balancer.Explain(w.f.family(), mark)
+		w.path.Steps, w.path.Shares = append(w.path.Steps, Step{w.f.balancer.Name(), does}), shares
+		return
+	}
 	how := "one"
 	if c.key.hash {
 		how = "by a hash of the client's address, one"

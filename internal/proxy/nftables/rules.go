@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -32,20 +33,26 @@ type writer struct {
 	// masqueradeAll: what goes to cluster IPs is, from wherever.
 	masqueradeAll bool
 	mark          uint32
+	// balanced: a Balancer chooses endpoints by the packet's mark.
+	balanced bool
 }
 
 // baseChains are the chains that the kernel calls.
-func baseChains() []nfnl.Chain {
-	return []nfnl.Chain{
+func (w *writer) baseChains() []nfnl.Chain {
+	chains := []nfnl.Chain{
 		{Name: chainPost, Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: prioritySNAT},
 		{Name: chainPre, Type: "nat", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityDNAT},
 		{Name: chainOut, Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: priorityDNAT},
 	}
+	if w.balanced {
+		chains = append(chains, replyHooks...)
+	}
+	return chains
 }
 
 // fixed are the rules of all chains but those of lists and source ranges.
 func (w *writer) fixed() map[string][]*nfnl.Rule {
-	return map[string][]*nfnl.Rule{
+	rules := map[string][]*nfnl.Rule{
 		chainPre:        w.hooks("", ""),
 		chainOut:        w.hooks("", ""),
 		chainPost:       w.postrouting(),
@@ -56,6 +63,10 @@ func (w *writer) fixed() map[string][]*nfnl.Rule {
 		chainExtLocal:   w.externalLocal(),
 		chainRangesPass: {w.to(rule(""), setVIPCluster, setLists), drop("")},
 	}
+	if w.balanced {
+		maps.Copy(rules, w.replies())
+	}
+	return rules
 }
 
 func rule(comment string) *nfnl.Rule { return &nfnl.Rule{Comment: comment} }
@@ -187,6 +198,9 @@ func (w *writer) postrouting() []*nfnl.Rule {
 		Network(w.saddr, w.addrLen, 0).Network(w.daddr, w.addrLen, w.words).
 		In(setHairpin, 0).
 		Masquerade()
+	if w.balanced {
+		return append(w.balancedPost(), marked, hairpin)
+	}
 	return []*nfnl.Rule{marked, hairpin}
 }
 
@@ -217,6 +231,9 @@ func (w *writer) pick(k classKey) []*nfnl.Rule {
 			arrivedBy(r, name, false)
 		}
 		rules = append(rules, w.setMark(r))
+	}
+	if k.balanced {
+		return append(rules, w.handOver(k)...)
 	}
 	offset := uint32(0)
 	ids := setIDCluster

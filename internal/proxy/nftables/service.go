@@ -108,6 +108,7 @@ func (f *family) update(p *port, i int, state *proxy.PortState) error {
 	}
 	f.withdraw(p, old, &next, had, has)
 	f.publish(p, old, &next, had, has)
+	f.balance(p, &next, state)
 	for _, v := range old.vips {
 		for _, c := range v.uses {
 			f.release(c)
@@ -168,7 +169,9 @@ func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (
 	}
 	choice := f.choice(state)
 	s = served{proto: state.Port.Protocol, nextID: old.nextID, scope: state.Service.Scope}
-	has = slots{f.assign(had[0], choice.Cluster, state), f.assign(had[1], choice.Local, state)}
+	if !f.balances(state) {
+		has = slots{f.assign(had[0], choice.Cluster, state), f.assign(had[1], choice.Local, state)}
+	}
 	if s.vips, err = f.vips(state, choice, &s, &has); err != nil || len(s.vips) == 0 {
 		return served{}, slots{}, err
 	}
@@ -320,6 +323,9 @@ func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, has
 		if local {
 			k.slots = len(has[1])
 		}
+		if f.balances(state) {
+			k = classKey{mark: m, local: local, balanced: true}
+		}
 		c, e := f.acquire(k)
 		if e != nil {
 			err = e
@@ -455,12 +461,18 @@ func (f *family) eachID(p *port, s *served, yield func(set *set, key, value stri
 func (f *family) claim(p *port, proto proxy.Protocol, v *vip) {
 	key := vipKey(v.addr, proto, v.port)
 	f.claims[key] = append(f.claims[key], claim{p, v})
+	if f.balancer != nil && v.role != nodePort {
+		f.balancer.Address(v.addr, true)
+	}
 	f.settle(key)
 }
 
 func (f *family) unclaim(p *port, proto proxy.Protocol, v *vip) {
 	key := vipKey(v.addr, proto, v.port)
 	list := slices.DeleteFunc(f.claims[key], func(c claim) bool { return c.port == p })
+	if f.balancer != nil && v.role != nodePort {
+		f.balancer.Address(v.addr, false)
+	}
 	if len(list) == 0 {
 		delete(f.claims, key)
 	} else {

@@ -34,6 +34,17 @@ func (k *kernel) ask(n int, c client, proto proxy.Protocol, to netip.AddrPort) [
 	return out
 }
 
+// askFrom a port, which an earlier question may have been from.
+func (k *kernel) askFrom(c client, port uint16, proto proxy.Protocol, to netip.AddrPort) answer {
+	k.Helper()
+	c.port = port
+	a, err := c.ask(proto, to, prompt)
+	if err != nil {
+		k.Fatalf("%s asks %s %s from port %d: %v", c.name, proto, to, port, err)
+	}
+	return a
+}
+
 // reaches all of these backends and no others, and returns their answers. So
 // many questions miss one of them once in a million times.
 func (k *kernel) reaches(c client, proto proxy.Protocol, to netip.AddrPort, want ...string) []answer {

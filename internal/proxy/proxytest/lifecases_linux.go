@@ -2,7 +2,9 @@ package proxytest
 
 import (
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -73,6 +75,14 @@ func affinitySticks(k *kernel) {
 	}
 }
 
+// slower is a time on a machine that takes PROXIMA_TEST_SLOWER times as long, such as an emulated one.
+func slower(d time.Duration) time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("PROXIMA_TEST_SLOWER")); err == nil && n > 0 {
+		return d * time.Duration(n)
+	}
+	return d
+}
+
 func affinityShared(k *kernel) {
 	k.apply(k.sticky(time.Hour, local1, remote1, remote2))
 	first := k.choices(k.at(k.vip(0)))
@@ -84,19 +94,19 @@ func affinityShared(k *kernel) {
 // affinityLapses: a client that goes on asking stays, one that rested for the
 // timeout chooses again.
 func affinityLapses(k *kernel) {
-	k.apply(k.sticky(time.Second, local1, remote1, remote2))
+	k.apply(k.sticky(slower(time.Second), local1, remote1, remote2))
 	first := k.choices(k.at(k.vip(0)))
 	for range 2 {
-		time.Sleep(700 * time.Millisecond) // the passing of time is what is tested
+		time.Sleep(slower(700 * time.Millisecond)) // the passing of time is what is tested
 		k.same("within the timeout", first, k.choices(k.at(k.vip(0))))
 	}
-	time.Sleep(1300 * time.Millisecond)
+	time.Sleep(slower(1300 * time.Millisecond))
 	moved := false
 	for i, who := range k.choices(k.at(k.vip(0))) {
 		moved = moved || who != first[i]
 	}
 	if !moved {
-		k.Errorf("all clients are where they were, 1.3 s after a timeout of 1 s began")
+		k.Errorf("all clients are where they were, 1.3 s after a timeout of 1 s began, times PROXIMA_TEST_SLOWER")
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -314,6 +316,8 @@ type client struct {
 	ns   *core.NS
 	// addr it asks from; invalid: as the kernel chooses.
 	addr netip.Addr
+	// port it asks from; 0: any.
+	port uint16
 	// flows of the network.
 	flows *atomic.Uint32
 	// foreign, for a client that is not on the node; see KernelEnv. It may be nil.
@@ -364,17 +368,30 @@ func (c client) open(proto proxy.Protocol, to netip.AddrPort, wait time.Duration
 		for {
 			d := net.Dialer{Timeout: wait}
 			switch {
+			case c.port != 0 && proto == proxy.UDP:
+				d.LocalAddr = &net.UDPAddr{IP: c.addr.AsSlice(), Port: int(c.port)}
+			case c.port != 0:
+				d.LocalAddr, d.Control = &net.TCPAddr{IP: c.addr.AsSlice(), Port: int(c.port)}, reuseAddress
 			case proto == proxy.UDP:
 				d.LocalAddr = &net.UDPAddr{IP: c.addr.AsSlice(), Port: int(first + c.flows.Add(1)%ports)}
 			case c.addr.IsValid():
 				d.LocalAddr = &net.TCPAddr{IP: c.addr.AsSlice()}
 			}
-			if conn, err = d.Dial(strings.ToLower(string(proto)), to.String()); proto != proxy.UDP || !errors.Is(err, syscall.EADDRINUSE) {
+			if conn, err = d.Dial(strings.ToLower(string(proto)), to.String()); c.port != 0 || proto != proxy.UDP || !errors.Is(err, syscall.EADDRINUSE) {
 				return err
 			}
 		}
 	})
 	return conn, err
+}
+
+// reuseAddress lets a socket have a port that a closed connection to another address had.
+func reuseAddress(_, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+	return errors.Join(err, failed)
 }
 
 // ask once, as a new connection or flow.
@@ -384,6 +401,9 @@ func (c client) ask(proto proxy.Protocol, to netip.AddrPort, wait time.Duration)
 		return failure(err)
 	}
 	defer func() { _ = conn.Close() }()
+	if tcp, ok := conn.(*net.TCPConn); ok && c.port != 0 {
+		_ = tcp.SetLinger(0) // the port is free at once, whoever knows of the connection
+	}
 	return question(conn, proto, wait)
 }
 

@@ -18,6 +18,7 @@ var reachCases = []kernelCase{
 	{name: "no endpoint is a refusal", run: noEndpoint},
 	{name: "SCTP", needs: []Feature{Sctp}, run: sctp},
 	{name: "counts", run: counts},
+	{name: "the port of an earlier connection", run: earlierPort},
 }
 
 // everyKind of address that a service has, as a client asks for them.
@@ -159,6 +160,27 @@ func counts(k *kernel) {
 		}
 		if got := of(port) - before; got != 20 {
 			k.Errorf("%s: 20 questions count as %d", proto, got)
+		}
+	}
+}
+
+// earlierPort: a client that asked by a Service asks the same endpoint by its own address, from the same port.
+func earlierPort(k *kernel) {
+	k.apply(k.svc(0, k.all(local1, remote1)...))
+	from := uint16(30000)
+	for _, c := range []client{k.pod(), k.node()} {
+		for _, proto := range both {
+			for range 4 {
+				from++
+				first := k.askFrom(c, from, proto, k.at(k.vip(0)))
+				if first.who != local1 && first.who != remote1 {
+					k.Fatalf("%s asks %s %s from port %d: %s", c.name, proto, k.vip(0), from, first.who)
+				}
+				to := netip.AddrPortFrom(k.net.backends[first.who].addr(k.family), backendPort)
+				if second := k.askFrom(c, from, proto, to); second.who != first.who {
+					k.Fatalf("%s asks %s %s from port %d, as a Service before: %s, want %s", c.name, proto, to, from, second.who, first.who)
+				}
+			}
 		}
 	}
 }
