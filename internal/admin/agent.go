@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
+	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
 	"github.com/proxima-mesh/proxima/internal/proxy/permit"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -96,6 +97,8 @@ type NodeStatus struct {
 	Layer *ebpf.Status `json:"layer,omitempty"`
 	// LayerEstimate is what mode ebpf would save on this node; nil: it is not known (yet), or the mode was asked for by name.
 	LayerEstimate *ebpf.Estimate `json:"layerEstimate,omitempty"`
+	// IPVS of mode ipvs, or why another mode runs in its place; nil: the agent was told another mode.
+	IPVS *ipvs.Status `json:"ipvs,omitempty"`
 	// Tunnel to other sites; nil: the agent has none.
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// Isolation of meshes on this node; nil: the site has one mesh.

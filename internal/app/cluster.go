@@ -89,7 +89,7 @@ func (a *agent) learnNode(ctx context.Context) error {
 	}
 	if c.Primary {
 		a.learnAddresses(n)
-		if !byNftables(a.cfg.Mode) { // which follows them
+		if !byNftables(a.cfg.Mode) || a.cfg.Mode == ipvsMode { // which follows them, but for what may take the place of IPVS
 			for _, ip := range *a.ofNode.Load() {
 				a.cfg.NodePortAddresses = append(a.cfg.NodePortAddresses, netip.PrefixFrom(ip, ip.BitLen()))
 			}

@@ -155,6 +155,9 @@ type Serving struct {
 	XDS string
 	// Node and Mode of the agent, where there is one.
 	Node, Mode string
+	// Instead is the mode that was asked for, where Mode runs in its place, and Missing the kernel's modules that it lacks.
+	Instead string
+	Missing []string
 	// DNS (host:port) of names; empty: off.
 	DNS string
 	// Gateway (host:port) by which a gateway is reached from elsewhere; empty: it is none.

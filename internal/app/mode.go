@@ -34,7 +34,7 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 		Logger: a.log, Registerer: a.registry,
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
-		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary, Cgroup: a.cfg.Cgroup,
+		NodePortAddresses: a.cfg.NodePortAddresses, PrimaryAddresses: primary, Cgroup: a.cfg.Cgroup, IPVS: a.cfg.IPVS,
 		PeerIsVIP: a.cfg.PeerIsVIP, HostOnly: a.cfg.HostOnly,
 		Windows: windows,
 		Owner:   fmt.Sprintf("node %s, data directory %s", a.cfg.Name, a.cfg.DataDir),
@@ -75,11 +75,14 @@ const (
 	userspaceMode = "userspace"
 	nftablesMode  = "nftables"
 	ebpfMode      = "ebpf"
+	ipvsMode      = "ipvs"
 	loopbackProbe = "127.97.255.254"
 )
 
-// byNftables reports whether nftables carries the traffic, or what the eBPF layer above it passes.
-func byNftables(mode string) bool { return mode == nftablesMode || mode == ebpfMode }
+// byNftables reports whether nftables carries the traffic, or what the eBPF layer above it passes, or decides what IPVS gets.
+func byNftables(mode string) bool {
+	return mode == nftablesMode || mode == ebpfMode || mode == ipvsMode
+}
 
 // modeGrace is how long open connections may finish when the agent ends.
 const modeGrace = 5 * time.Second

@@ -72,6 +72,8 @@ type NodeConfig struct {
 	// SelfTest is this program with its first arguments, by which it measures what the ebpf mode would save (see
 	// modes.EstimateLayer); nil: nothing is measured.
 	SelfTest []string
+	// IPVS is what the ipvs mode is told in addition.
+	IPVS modes.IPVS
 	// ServiceCIDRs to make local, where the mode listens on virtual addresses, until
 	// those of the control plane are known.
 	ServiceCIDRs []netip.Prefix
@@ -223,6 +225,9 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 		return err
 	}
 	serving := Serving{API: a.restConfig().Host, Node: cfg.Name, Mode: a.mode.Name(), DNS: a.dns.address()}
+	if s := modes.IPVSOf(a.mode); s != nil && s.Instead != "" {
+		serving.Instead, serving.Missing = ipvsMode, s.Missing
+	}
 	if a.gateway != nil {
 		serving.Gateway = a.gateway.object().address()
 	}

@@ -43,7 +43,7 @@ func (a agentState) Status() admin.NodeStatus {
 	if a.identity != nil {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
-	status.Cgroups = a.cgroups != nil
+	status.Cgroups, status.IPVS = a.cgroups != nil, modes.IPVSOf(a.mode)
 	if layer := modes.LayerOf(a.mode); layer != nil {
 		s := layer.Status()
 		status.Layer = &s

@@ -207,6 +207,23 @@ func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app
 		cfg.NodePortAddresses, cfg.Cluster.Primary, cfg.AllNodePorts = given.NodePortAddresses, given.Primary, given.AllNodePorts
 	}
 	cfg.Windows = n.windows.adopt(changed, given.Windows, cfg.Windows)
+	for _, f := range []struct {
+		flag string
+		take func()
+	}{
+		{"ipvs-scheduler", func() { cfg.IPVS.Scheduler = given.IPVS.Scheduler }},
+		{"ipvs-strict-arp", func() { cfg.IPVS.StrictARP = given.IPVS.StrictARP }},
+		{"ipvs-tcp-timeout", func() { cfg.IPVS.TCPTimeout = given.IPVS.TCPTimeout }},
+		{"ipvs-tcpfin-timeout", func() { cfg.IPVS.TCPFinTimeout = given.IPVS.TCPFinTimeout }},
+		{"ipvs-udp-timeout", func() { cfg.IPVS.UDPTimeout = given.IPVS.UDPTimeout }},
+	} {
+		if !changed(f.flag) {
+			f.take()
+		}
+	}
+	if err := cfg.IPVS.Check(); err != nil {
+		return fmt.Errorf("kube-proxy configuration: ipvs: %w", err)
+	}
 	cfg.MasqueradeMark, cfg.Cluster.Conntrack = given.MasqueradeMark, given.Conntrack
 	var errs []error
 	if !changed("health-port") && !changed("host") {

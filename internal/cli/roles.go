@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
+	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -223,16 +224,22 @@ type agentFlags struct {
 	cgroup                  string
 	ebpfGetpeername         bool
 	ebpfHostOnly            bool
+	ipvs                    modes.IPVS
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.nodeName, "node-name", "", "name of this machine's Node (default: the host name in lower case)")
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
-	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first that works here, except ebpf (kernelspace is of Windows, nftables, iptables and ebpf of Linux)")
+	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first that works here, except ebpf and ipvs (kernelspace is of Windows, nftables, iptables, ebpf and ipvs of Linux)")
 	f.StringVar(&a.cgroup, "cgroup", "", "with --mode ebpf: directory of the cgroup (version 2) whose sockets get endpoints at connect, and of all below it (default: the root of the hierarchy, for an agent in the network namespace of the host)")
 	f.BoolVar(&a.ebpfGetpeername, "ebpf-getpeername", false, "with --mode ebpf: getpeername(2) of a socket that got an endpoint returns the virtual address that it connected to, not the endpoint")
 	f.BoolVar(&a.ebpfHostOnly, "ebpf-host-only", false, "with --mode ebpf: only sockets of the host's network namespace get endpoints at connect, where sidecars of other meshes redirect the connections of Pods by the address that they are for")
+	f.StringVar(&a.ipvs.Scheduler, "ipvs-scheduler", "", "with --mode ipvs: how an endpoint is chosen: "+strings.Join(ipvs.Schedulers(), ", ")+" (default: rr where the weights are equal, else wrr)")
+	f.BoolVar(&a.ipvs.StrictARP, "ipvs-strict-arp", false, "with --mode ipvs: set arp_ignore to 1 and arp_announce to 2, so that this machine answers ARP for no virtual address")
+	f.DurationVar(&a.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "with --mode ipvs: how long idle TCP connections are remembered (0: as the kernel has it)")
+	f.DurationVar(&a.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "with --mode ipvs: how long TCP connections are remembered after a FIN (0: as the kernel has it)")
+	f.DurationVar(&a.ipvs.UDPTimeout, "ipvs-udp-timeout", 0, "with --mode ipvs: how long UDP flows are remembered (0: as the kernel has it)")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
@@ -313,6 +320,10 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	if s.io.Name != "" {
 		cfg.SelfTest = []string{s.io.Name, "node", selfTestCommand}
 	}
+	if err := a.ipvs.Check(); err != nil {
+		return cfg, usagef("--ipvs-scheduler, --ipvs-…-timeout: %v", err)
+	}
+	cfg.IPVS = a.ipvs
 	switch {
 	case a.spiffeSocket == "none":
 		cfg.SpiffeSocket = ""
@@ -458,6 +469,12 @@ func (s *settings) printReady(serving app.Serving) {
 	line := "ready api=" + serving.API
 	if serving.Node != "" {
 		line += " node=" + serving.Node + " mode=" + serving.Mode
+		if serving.Instead != "" {
+			line += " instead-of=" + serving.Instead
+		}
+		if len(serving.Missing) > 0 {
+			line += " missing=" + strings.Join(serving.Missing, ",")
+		}
 	}
 	dns := serving.DNS
 	if dns == "" {

@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -383,6 +384,9 @@ func (o *overview) print(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
 			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
+		if s := a.IPVS; s != nil {
+			fmt.Fprintf(w, "IPVS\t%s\n", ipvsText(s))
+		}
 		if l := a.Layer; l != nil {
 			fmt.Fprintf(w, "eBPF layer\t%s\n", l)
 		}
@@ -466,6 +470,25 @@ func orNone[T ~string](s T) string {
 		return "<none>"
 	}
 	return string(s)
+}
+
+// ipvsText says what IPVS has, or why it has nothing.
+func ipvsText(s *ipvs.Status) string {
+	if s.Instead != "" {
+		return fmt.Sprintf("mode %s runs in its place: %s", s.Instead, s.Why)
+	}
+	scheduler := s.Scheduler
+	if scheduler == "" {
+		scheduler = "rr, or wrr where weights differ"
+	}
+	text := fmt.Sprintf("%d services, %d destinations, scheduler %s", s.Services, s.Destinations, scheduler)
+	if s.Draining > 0 {
+		text += fmt.Sprintf("; %d services have destinations that end when they are idle", s.Draining)
+	}
+	if s.WithoutPlan != "" {
+		text += "; " + s.WithoutPlan
+	}
+	return text
 }
 
 // modesText says how many Services have which topology mode, and what chose it.

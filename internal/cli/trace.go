@@ -228,7 +228,7 @@ func printDump(out io.Writer, d *admin.NodeDump) error {
 		title string
 		lines []string
 	}{{"kernel", d.Kernel}, {"missing in the kernel", d.Missing}, {"foreign in the kernel", d.Foreign}, {"chains of others that block forwarded connections", d.Blocking}} {
-		if d.Mode == "userspace" || (len(part.lines) == 0 && d.Mode != "nftables" && d.Mode != "ebpf") {
+		if d.Mode == "userspace" || (len(part.lines) == 0 && d.Mode != "nftables" && d.Mode != "ebpf" && d.Mode != "ipvs") {
 			continue
 		}
 		fmt.Fprintf(out, "# %s: %d\n", part.title, len(part.lines))

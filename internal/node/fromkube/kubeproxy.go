@@ -19,6 +19,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
+// IPVS are the settings of the section ipvs that are obeyed. Scheduler is not checked; timeouts of 0 leave what the kernel has.
+type IPVS struct {
+	Scheduler                             string
+	StrictARP                             bool
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
+}
+
 // Settings are what an agent takes from a KubeProxyConfiguration.
 type Settings struct {
 	// Kubeconfig to reach the API with; empty: the service account of the pod.
@@ -38,6 +45,8 @@ type Settings struct {
 	MasqueradeAll bool
 	// MasqueradeMark is the firewall mark to use; 0: the default.
 	MasqueradeMark uint32
+	// IPVS is what the section ipvs says, in that mode.
+	IPVS IPVS
 	// NodePortAddresses limit node ports; empty: to none. Primary: to the addresses of the Node
 	// object, the default of kube-proxy's mode nftables; AllNodePorts: they are not limited, its
 	// default in the other modes.
@@ -139,12 +148,16 @@ func (s *Settings) readMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
 		s.Mode, bit, s.MasqueradeAll = "iptables", c.IPTables.MasqueradeBit, c.IPTables.MasqueradeAll
 	case "nftables":
 		s.Mode, bit, s.MasqueradeAll = "nftables", c.NFTables.MasqueradeBit, c.NFTables.MasqueradeAll
+	case "ipvs": // kube-proxy's ipvs mode takes these of the section iptables
+		s.Mode, bit, s.MasqueradeAll = "ipvs", c.IPTables.MasqueradeBit, c.IPTables.MasqueradeAll
+		s.IPVS = IPVS{
+			Scheduler: c.IPVS.Scheduler, StrictARP: c.IPVS.StrictARP, TCPTimeout: c.IPVS.TCPTimeout.Duration,
+			TCPFinTimeout: c.IPVS.TCPFinTimeout.Duration, UDPTimeout: c.IPVS.UDPTimeout.Duration,
+		}
 	case "kernelspace":
 		s.Mode = "kernelspace"
-	case "ipvs":
-		return fmt.Errorf("%q is not in this version; use nftables or iptables", c.Mode)
 	default:
-		return fmt.Errorf("%q: want nftables, iptables, on Windows kernelspace, or nothing for the best that works", c.Mode)
+		return fmt.Errorf("%q: want nftables, iptables, ipvs, on Windows kernelspace, or nothing for the best that works", c.Mode)
 	}
 	if bit != nil {
 		if *bit < 0 || *bit > 31 {
@@ -288,6 +301,13 @@ func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	}
 	note(c.IPTables.SyncPeriod.Duration != 0 || c.NFTables.SyncPeriod.Duration != 0, "syncPeriod: drift is noticed by event, not by period")
 	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
+	note(c.IPVS.SyncPeriod.Duration != 0, "ipvs.syncPeriod: the kernel is compared as often as one part in a hundred of a processor allows, at most twice a second")
+	note(c.IPVS.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
+	note(len(c.IPVS.ExcludeCIDRs) > 0, "ipvs.excludeCIDRs: services of other programs are left alone, wherever they are")
+	if c.Mode != "ipvs" {
+		note(c.IPVS.Scheduler != "" || c.IPVS.StrictARP || c.IPVS.TCPTimeout.Duration != 0 || c.IPVS.TCPFinTimeout.Duration != 0 || c.IPVS.UDPTimeout.Duration != 0,
+			"ipvs.scheduler, strictARP, tcpTimeout, tcpFinTimeout, udpTimeout: the mode is not ipvs")
+	}
 	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")
 	note(c.Mode == "iptables" && ptr.Deref(c.IPTables.LocalhostNodePorts, true), "iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones")
 	note(c.Mode != "kernelspace" && c.Mode != "" && c.Winkernel != (kubeproxyv1alpha1.KubeProxyWinkernelConfiguration{}), "winkernel: of mode kernelspace")

@@ -84,7 +84,24 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 		{name: "no loopback", text: head + "mode: iptables\niptables: {localhostNodePorts: false}", want: defaults(func(s *Settings) { s.Mode = "iptables" })},
 		{name: "no kind", text: "mode: iptables", err: "want kubeproxy.config.k8s.io/v1alpha1"},
 		{name: "unknown field", text: head + "modus: iptables", err: `unknown field "modus"`},
-		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
+		{
+			name: "ipvs", text: head + `mode: ipvs
+iptables: {masqueradeBit: 15, masqueradeAll: true}
+ipvs: {scheduler: sh, strictARP: true, tcpTimeout: 15m, tcpFinTimeout: 2m, udpTimeout: 5m, excludeCIDRs: [10.0.0.0/8], syncPeriod: 30s, minSyncPeriod: 1s}`,
+			want: defaults(func(s *Settings) {
+				s.Mode, s.MasqueradeMark, s.MasqueradeAll = "ipvs", 1<<15, true
+				s.IPVS = IPVS{Scheduler: "sh", StrictARP: true, TCPTimeout: 15 * time.Minute, TCPFinTimeout: 2 * time.Minute, UDPTimeout: 5 * time.Minute}
+				s.Ignored = []string{
+					"ipvs.excludeCIDRs: services of other programs are left alone, wherever they are",
+					"ipvs.minSyncPeriod: the first change is applied at once, and bursts are joined by themselves",
+					"ipvs.syncPeriod: the kernel is compared as often as one part in a hundred of a processor allows, at most twice a second",
+				}
+			}),
+		},
+		{name: "ipvs of another mode", text: head + "mode: nftables\nipvs: {strictARP: true}", want: defaults(func(s *Settings) {
+			s.Mode, s.Primary, s.AllNodePorts = "nftables", true, false
+			s.Ignored = []string{"ipvs.scheduler, strictARP, tcpTimeout, tcpFinTimeout, udpTimeout: the mode is not ipvs"}
+		})},
 		{name: "kernelspace", text: head + "mode: kernelspace\nfeatureGates: {WinDSR: true, WinOverlay: true}\nwindowsRunAsService: true\n" +
 			"winkernel: {enableDSR: true, forwardHealthCheckVip: true, networkName: cbr0, rootHnsEndpointName: cbr0_ep, sourceVip: 10.244.1.2}", want: defaults(func(s *Settings) {
 			s.Mode = "kernelspace"

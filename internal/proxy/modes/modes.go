@@ -57,6 +57,8 @@ type Config struct {
 	Windows Windows
 	// PeerIsVIP and HostOnly of the ebpf mode, see ebpf.Options.
 	PeerIsVIP, HostOnly bool
+	// IPVS is for the ipvs mode.
+	IPVS IPVS
 	// Owner describes the agent to another one that finds a kernel mode in the same network namespace.
 	Owner string
 	// lockTimeout in place of the default.
@@ -133,6 +135,12 @@ var table = []entry{
 		does: policy.NodeAbility{Random: true, Addresses: true},
 	},
 	{
+		// The table in front needs what nftables does.
+		name: ipvsName, system: goosLinux, needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"ip_vs", "nf_tables"}},
+		new: newIpvs, cleanup: cleanIpvs,
+		does: policy.NodeAbility{SourceHash: true, Random: true, Addresses: true}, // a source hash is served by the table
+	},
+	{
 		name: kernelspaceName, system: goosWindows, why: "this is Windows, and HNS carries the traffic",
 		new: newKernelspace, cleanup: cleanKernelspace,
 		does: policy.NodeAbility{Random: true},
@@ -186,9 +194,6 @@ func RequirementOf(name string) (r Requirement, ok bool) {
 	return Requirement{}, false
 }
 
-// planned are modes that a user may know of and that this version lacks.
-var planned = []string{"ipvs"}
-
 // Names lists what New takes, Auto first.
 func Names() []string {
 	names := []string{Auto}
@@ -218,9 +223,6 @@ func New(ctx context.Context, name string, cfg Config) (Mode, error) {
 			return nil, fmt.Errorf("--mode %s: it is of %s, and this system is %s; use %s",
 				name, systemNames[e.system], cmp.Or(systemNames[runtime.GOOS], runtime.GOOS), either(Here()))
 		}
-	}
-	if slices.Contains(planned, name) {
-		return nil, fmt.Errorf("--mode %s: not in this version; use %s", name, either(Here()[1:]))
 	}
 	return nil, fmt.Errorf("--mode %q: use %s", name, either(Here()))
 }
@@ -272,6 +274,8 @@ func Cleanup(ctx context.Context, next string) error {
 		case e.cleanup == nil:
 		case Layered(next) && e.name == ebpfName:
 			errs = append(errs, e.cleanup(ctx, ebpfName))
+		case next == ipvsName && e.name == nftablesName: // its table is in front of IPVS
+			errs = append(errs, e.cleanup(ctx, nftablesName))
 		default:
 			errs = append(errs, e.cleanup(ctx, belowOf(next)))
 		}

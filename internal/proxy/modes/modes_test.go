@@ -1,17 +1,20 @@
 package modes
 
 import (
+	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/proxima-mesh/proxima/internal/policy"
 )
 
 func TestNewRefusesByName(t *testing.T) {
 	for name, want := range map[string]string{
-		"kernelspace": "--mode kernelspace: it is of Windows, and this system is Linux; use auto, nftables, iptables, ebpf or userspace",
-		"ipvs":        "--mode ipvs: not in this version; use nftables, iptables, ebpf or userspace",
-		"fast":        `--mode "fast": use auto, nftables, iptables, ebpf or userspace`,
+		"kernelspace": "--mode kernelspace: it is of Windows, and this system is Linux; use auto, nftables, iptables, ebpf, ipvs or userspace",
+		"fast":        `--mode "fast": use auto, nftables, iptables, ebpf, ipvs or userspace`,
 	} {
 		if _, err := New(t.Context(), name, Config{}); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", name, err, want)
@@ -23,11 +26,6 @@ func TestNamesBeginWithAuto(t *testing.T) {
 	names := Names()
 	if names[0] != Auto || len(names) != len(table) || slices.Contains(names, ebpfAboveOther) {
 		t.Errorf("Names() = %q, want auto and the table, but for %s", names, ebpfAboveOther)
-	}
-	for _, name := range planned {
-		if slices.Contains(names, name) {
-			t.Errorf("%s is both there and planned", name)
-		}
 	}
 	if !strings.HasSuffix(strings.Join(names, " "), userspaceName) {
 		t.Error("the mode that works anywhere is not the last resort")
@@ -80,6 +78,33 @@ func TestRuleWithoutService(t *testing.T) {
 		got, rule := ruleWithoutService(rulesOfTwo, netip.MustParseAddr(to))
 		if got != want || (len(rule) == 1) == (want == "pass") {
 			t.Errorf("%s: %s by %q, want %s", to, got, rule, want)
+		}
+	}
+}
+
+// TestCleanupKeepsWhatIsBelow: each mode is told which mode follows, or itself where it is a part of that.
+func TestCleanupKeepsWhatIsBelow(t *testing.T) {
+	real := table
+	t.Cleanup(func() { table = real })
+	told := map[string]string{}
+	table = nil
+	for _, name := range []string{nftablesName, iptablesName, ebpfName, ipvsName} {
+		table = append(table, entry{name: name, does: policy.NodeAbility{Addresses: true}, cleanup: func(_ context.Context, next string) error {
+			told[name] = next
+			return nil
+		}})
+	}
+	for next, want := range map[string]map[string]string{
+		ipvsName:     {nftablesName: nftablesName, iptablesName: ipvsName, ebpfName: ipvsName, ipvsName: ipvsName},
+		ebpfName:     {nftablesName: nftablesName, iptablesName: nftablesName, ebpfName: ebpfName, ipvsName: nftablesName},
+		nftablesName: {nftablesName: nftablesName, iptablesName: nftablesName, ebpfName: nftablesName, ipvsName: nftablesName},
+	} {
+		clear(told)
+		if err := Cleanup(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(told, want) {
+			t.Errorf("%s follows: modes are told %v, want %v", next, told, want)
 		}
 	}
 }

@@ -17,12 +17,16 @@ type nftablesMode struct {
 	lock *lock
 }
 
-func newNftables(ctx context.Context, cfg Config) (Mode, error) {
-	opts := nftables.Options{
+func nftablesOptions(cfg Config) nftables.Options {
+	return nftables.Options{
 		Logger: cfg.Logger.With("component", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
 		WorkloadCIDRs: cfg.WorkloadCIDRs, WorkloadInterfaces: cfg.WorkloadInterfaces, MasqueradeAll: cfg.MasqueradeAll,
 		NodePortAddresses: cfg.NodePortAddresses, PrimaryAddresses: cfg.PrimaryAddresses, MasqueradeMark: cfg.MasqueradeMark,
 	}
+}
+
+func newNftables(ctx context.Context, cfg Config) (Mode, error) {
+	opts := nftablesOptions(cfg)
 	if err := nftables.Check(opts); err != nil {
 		return nil, err
 	}
