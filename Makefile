@@ -72,6 +72,10 @@ interop-registries: ## unmodified clients of registries, and a ZooKeeper; JDK, m
 interop-clients: build $(BIN)/kubectl ## clients of Kubernetes: Python, JS, Java, Ansible, Flux (minutes)
 	@tools/interop-clients
 
+# Kernel modes on Debian's kernel, in QEMU (minutes). It has no text, as the list of targets fills a screen.
+interop-kernels:
+	@tools/interop-kernels
+
 interop-pulsar: build ## the real Pulsar, its clients, an S3 server; JDK, mvn (minutes)
 	@tools/interop-pulsar
 

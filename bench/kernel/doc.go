@@ -2,7 +2,7 @@
 // drives them, compared with kube-proxy, in network namespaces of its own that have
 // no way out. It needs root, Linux, nft and iptables.
 //
-//	go run ./bench/kernel [-smoke] [-only programming,path,iptables,agent] [-binary bin/proxima]
+//	go run ./bench/kernel [-smoke] [-only programming,path,ebpf,iptables,ipvs,agent] [-binary bin/proxima]
 //
 // Sides take turns, round by round, so that a busy machine disturbs them alike.
 // A figure is the median over the rounds, a ratio the median of the rounds' ratios.

@@ -19,29 +19,32 @@ import (
 
 // sizes of a run.
 type sizes struct {
-	services  []int // of the nftables mode alone; the last is the large one
-	installs  int   // rounds of cold and warm installs
-	changes   int   // rounds of single changes
-	rounds    int   // of connections, of each side in turns
-	batch     int   // connections in a round
-	iptables  int   // services
-	restores  int   // rounds of changes by iptables-restore
-	agents    [2]int
-	reactions int // rounds
-	restarts  int
-	perLarge  int // endpoints per service when memory is measured
-	settle    time.Duration
-	idle      time.Duration
+	services []int // of the nftables mode alone; the last is the large one
+	installs int   // rounds of cold and warm installs
+	changes  int   // rounds of single changes
+	rounds   int   // of connections, of each side in turns
+	batch    int   // connections in a round
+	bulk     int   // bytes of a long connection
+	iptables int   // services
+	restores int   // rounds of changes by iptables-restore
+	// trafficChanges are made while connections are.
+	trafficChanges int
+	agents         [2]int
+	reactions      int // rounds
+	restarts       int
+	perLarge       int // endpoints per service when memory is measured
+	settle         time.Duration
+	idle           time.Duration
 }
 
 var (
 	full = sizes{
-		services: []int{100, 1000, 10_000}, installs: 5, changes: 10, rounds: 31, batch: 200,
+		services: []int{100, 1000, 10_000}, installs: 5, changes: 10, rounds: 31, batch: 200, bulk: 32 << 20, trafficChanges: 1000,
 		iptables: 10_000, restores: 7, agents: [2]int{100, 10_000}, reactions: 60, restarts: 5, perLarge: 10,
 		settle: 20 * time.Second, idle: 30 * time.Second,
 	}
 	smoke = sizes{
-		services: []int{7, 20}, installs: 1, changes: 1, rounds: 1, batch: 5,
+		services: []int{7, 20}, installs: 1, changes: 1, rounds: 1, batch: 5, bulk: 1 << 20, trafficChanges: 10,
 		iptables: 20, restores: 1, agents: [2]int{5, 20}, reactions: 2, restarts: 1, perLarge: 5,
 		settle: 100 * time.Millisecond, idle: 200 * time.Millisecond,
 	}
@@ -66,12 +69,13 @@ var parts = []part{
 	{"path", (*bench).path},
 	{"ebpf", (*bench).ebpf},
 	{"iptables", (*bench).iptablesMode},
+	{"ipvs", (*bench).ipvsMode},
 	{"agent", (*bench).agent},
 }
 
 func main() {
 	quick := flag.Bool("smoke", false, "only show that it works; the figures mean nothing")
-	only := flag.String("only", "", "parts to run, comma-separated: programming, path, ebpf, iptables, agent; empty: all")
+	only := flag.String("only", "", "parts to run, comma-separated: programming, path, ebpf, iptables, ipvs, agent; empty: all")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does")
 	flag.Parse()
 	b := &bench{sizes: full, binary: *binary, kubeProxy: os.Getenv("KUBE_PROXY")}
@@ -112,7 +116,7 @@ func (b *bench) run(ctx context.Context, out io.Writer, only string) error {
 func (b *bench) check(only string) error {
 	for name := range strings.SplitSeq(only, ",") {
 		if name != "" && !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
-			return fmt.Errorf("-only %s: there is no such part; use programming, path, ebpf, iptables or agent", name)
+			return fmt.Errorf("-only %s: there is no such part; use programming, path, ebpf, iptables, ipvs or agent", name)
 		}
 	}
 	for _, n := range append([]int{b.iptables, b.agents[0], b.agents[1]}, b.services...) {
