@@ -165,7 +165,18 @@ func (c *Controller) candidates(
 	service *corev1.Service,
 	parts []*plannerv1alpha1.TrafficPlan,
 ) []*candidate {
-	mode, params := c.modeOf(snapshot, service), c.paramsOf(service, parts)
+	return c.candidatesIn(snapshot, m, c.modeOf(snapshot, service), service, parts)
+}
+
+// candidatesIn a mode.
+func (c *Controller) candidatesIn(
+	snapshot *catalog.Snapshot,
+	m *model,
+	mode Mode,
+	service *corev1.Service,
+	parts []*plannerv1alpha1.TrafficPlan,
+) []*candidate {
+	params := c.paramsOf(service, parts)
 	var out []*candidate
 	for _, g := range c.groupsOf(snapshot, service) {
 		u := &candidate{group: g}

@@ -89,7 +89,7 @@ func Of(plan *planner.Plan, problem *planner.Problem, cluster *Cluster) *Explana
 	}
 	e.warn(plan, problem)
 	if cluster != nil {
-		e.Kubernetes = kubernetes(plan.Topology(), problem, cluster)
+		e.Kubernetes = KubernetesOf(plan.Topology(), problem, cluster)
 	}
 	return e
 }
@@ -149,8 +149,8 @@ func (e *Explanation) warn(plan *planner.Plan, problem *planner.Problem) {
 	}
 }
 
-// kubernetes runs the heuristic on the endpoints, as one new slice.
-func kubernetes(t *planner.Topology, problem *planner.Problem, c *Cluster) *Kubernetes {
+// KubernetesOf runs the heuristic on the endpoints, as one new slice.
+func KubernetesOf(t *planner.Topology, problem *planner.Problem, c *Cluster) *Kubernetes {
 	slice := auto.Slice{}
 	for _, z := range c.Endpoints {
 		e := auto.Endpoint{Zone: t.Zone(z).Name, Ready: true}
