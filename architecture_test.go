@@ -168,6 +168,7 @@ var layers = map[string]layer{
 	"internal/kuma":                     core,
 	"internal/sites":                    core,
 	"internal/store/backup":             core,
+	"internal/summary":                  core,
 	"internal/topology":                 core,
 	"internal/topology/ruleset":         core,
 	"internal/topology/traffic":         core,
