@@ -25,7 +25,7 @@ const (
 
 // LongPaths are those whose answers may take longer than requests otherwise may.
 func LongPaths() []string {
-	return []string{BackupPath, BackupKeysPath, FeedOffloadPath, FeedVerifyPath, FeedRedactionsPath}
+	return []string{BackupPath, BackupKeysPath, FeedOffloadPath, FeedVerifyPath, FeedRedactionsPath, StreamPath}
 }
 
 type backupHandler struct {

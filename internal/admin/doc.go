@@ -36,7 +36,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation, Instances, Following, Registries,
+// Config of the handlers of a control plane. All fields are required, but for Sums, Federation, Instances, Following, Registries,
 // RegistryTroubles, History, UnfollowedKinds, AnyInstance, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
@@ -104,6 +104,9 @@ type Config struct {
 	Sinks FeedSinks
 	// Redactions of the change feed; nil: there is none.
 	Redactions FeedRedactions
+	// Sums of Services, and Problems to find; nil: there are no summaries. Authorizer decides then who sees which rows.
+	Sums     Sums
+	Problems ProblemFinder
 	// Cursors of those who follow the feed; required with History.
 	Cursors Cursors
 	// Segments of the change feed; nil: there is none.
@@ -160,7 +163,7 @@ type Tokens interface {
 
 // Handlers of a control plane, by path.
 func Handlers(c Config) map[string]http.Handler {
-	return withProxies(c, withFeed(c, map[string]http.Handler{
+	return withProxies(c, withSummaries(c, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
@@ -172,19 +175,19 @@ func Handlers(c Config) map[string]http.Handler {
 		ConfirmPath:        confirmHandler{c},
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},
-	}), ProxyConnections)
+	})), ProxyConnections)
 }
 
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
 // are not used.
 func PlannerHandlers(c Config) map[string]http.Handler {
-	return withFeed(c, map[string]http.Handler{
+	return withSummaries(c, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
 		SimulatePath:       get(questionHandler{c, simulate}),
 		SurveyPath:         surveyHandler{c},
-	})
+	}))
 }
 
 // ClusterZoneHandlers are PlannerHandlers of a control plane in a Kubernetes cluster that is a zone.

@@ -226,9 +226,14 @@ type statusHandler struct{ Config }
 
 // ServeHTTP implements http.Handler.
 func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer(w, h.status(r.Context(), r.Header.Get(forwardedHeader) == ""))
+}
+
+// status of this instance, and with others of all.
+func (h statusHandler) status(ctx context.Context, others bool) Status {
 	s := Status{
 		Version: version.Get(), Role: h.Role, Preset: h.Preset, Started: h.Started, Agents: []AgentStatus{},
-		Audit: h.Audit(), Store: h.storeStatus(r.Context()), Everywhere: h.nodesEverywhere(r.Context()),
+		Audit: h.Audit(), Store: h.storeStatus(ctx), Everywhere: h.nodesEverywhere(ctx),
 	}
 	snapshot := h.Tables.Snapshot()
 	s.Catalog.Synced = h.Tables.Synced()
@@ -237,14 +242,14 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
-	s.Federation, s.Feed = h.federationStatus(r.Context()), h.feedStatus(r.Context(), false)
+	s.Federation, s.Feed = h.federationStatus(ctx), h.feedStatus(ctx, false)
 	if h.Leases != nil {
 		h.addNodes(&s, snapshot)
-		if r.Header.Get(forwardedHeader) == "" {
-			h.addOthers(r.Context(), &s)
+		if others {
+			h.addOthers(ctx, &s)
 		}
 	}
-	answer(w, s)
+	return s
 }
 
 // statusPatience is how long another instance may take to say which agents follow there.

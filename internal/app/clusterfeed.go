@@ -297,13 +297,12 @@ func (f *clusterFeed) elsewhere(s *cursor.State) seglog.Position {
 }
 
 // serve adds the feed to what a control plane answers.
-func (f *clusterFeed) serve(c *admin.Config, own authorizer.UnconditionalAuthorizer, reviewer extension.Reviewer) {
+func (f *clusterFeed) serve(c *admin.Config) {
 	if f == nil {
 		return
 	}
 	c.History, c.Sinks, c.Redactions = f.api.history, f.api.adminSinks(), f.api.adminRedactions()
 	c.Cursors, c.Segments, c.UnfollowedKinds = f.cursors, f.segments(), f.mirror.Texts
-	c.Authorizer, c.AnyInstance = newClusterAccess(own, reviewer), fromCluster
 }
 
 func (f *clusterFeed) close() {

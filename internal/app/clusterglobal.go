@@ -263,7 +263,8 @@ func (g *clusterGlobal) handle() {
 		Store: clusterStore{Store: s.store, epoch: g.epoch, reads: &g.reads}, Tables: g.instance.catalog, Tokens: s.tokens, Audit: noAudit,
 		Federation: g, Instances: g.instances, Proxies: g, Checks: g, Logger: g.log,
 	}
-	g.changes.serve(&config, g.paths.authorizer, accessReviews{g.cfg.Cluster})
+	config.Authorizer, config.AnyInstance = newClusterAccess(g.paths.authorizer, accessReviews{g.cfg.Cluster}), fromCluster
+	g.changes.serve(&config)
 	handlers := admin.GlobalHandlers(config)
 	// The cluster is backed up as any other.
 	delete(handlers, admin.BackupPath)

@@ -302,8 +302,10 @@ func (p *clusterPlane) handle() {
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
+		Sums: p.leader.sums.Load, Problems: noProblems,
+		Authorizer: newClusterAccess(p.paths.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,
 	}
-	p.changes.serve(&config, p.paths.authorizer, accessReviews{p.cfg.Cluster})
+	p.changes.serve(&config)
 	for path, handler := range handlers(config) {
 		p.paths.mux.Handle(path, handler)
 	}
@@ -392,7 +394,10 @@ func (c *controllers) runPlans(ctx context.Context) error {
 	plans := c.newPlanner()
 	c.planner.Store(plans)
 	defer c.planner.Store(nil)
-	return plans.Run(ctx)
+	return run(ctx, nil, []component{
+		{Name: "planner", Run: plans.Run},
+		{Name: "summaries", Run: func(ctx context.Context) error { return c.runSums(ctx, plans) }},
+	})
 }
 
 // reviewer of tokens; tests have their own.

@@ -31,6 +31,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/metered"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	memorystore "github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/summary"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -76,6 +77,7 @@ type plannerOnly struct {
 	catalog *catalog.Catalog
 	demand  *demand.Aggregator
 	planner *topology.Controller
+	sums    *summary.Table
 	api     *ownPaths
 	// changes are the change feed; nil: there is none.
 	changes *clusterFeed
@@ -121,6 +123,7 @@ func newPlannerOnly(ctx context.Context, cfg ControlPlaneConfig) (*plannerOnly, 
 		Client: client, Catalog: p.catalog, Demand: p.demand, DefaultMode: cfg.DefaultTopologyMode, PlansAlone: true,
 		Heuristics: topology.Own{Set: cfg.Heuristics}, Logger: p.log.With("component", "topology"),
 	})
+	p.sums = summary.New(summary.Config{Catalog: p.catalog, Tallier: p.planner.Tallier(), Logger: p.log.With("component", "summaries")})
 	p.storage.metrics.MustRegister(p.planner)
 	if p.api, err = newOwnPaths(cfg, p.storage, p.catalog.Synced, p.log); err != nil {
 		return nil, err
@@ -163,6 +166,7 @@ func (p *plannerOnly) components() []component {
 		{Name: "catalog", Run: p.catalog.Run},
 		{Name: "demand", Run: p.demand.Run},
 		{Name: "planner", Run: p.planner.Run},
+		{Name: "summaries", Run: p.sums.Run},
 		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) }},
 		{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
 	}, p.changes.components()...)
@@ -191,8 +195,10 @@ func (p *plannerOnly) handle() {
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: p.catalog, Planner: p.planner, Demand: p.demand,
 		Streams: nobody{}, Refused: &version.Refusals{}, Suspicion: nobody{}, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Logger: p.log,
+		Sums: func() *summary.Table { return p.sums }, Problems: noProblems,
+		Authorizer: newClusterAccess(p.api.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,
 	}
-	p.changes.serve(&config, p.api.authorizer, accessReviews{p.cfg.Cluster})
+	p.changes.serve(&config)
 	for path, handler := range admin.PlannerHandlers(config) {
 		p.api.mux.Handle(path, handler)
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/summary"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
 )
@@ -51,8 +52,9 @@ type controllers struct {
 	count drain.Counter
 	// reader answers questions about plans while this instance does not lead.
 	reader *topology.Controller
-	// planner and leases of the present term; nil: this instance does not lead.
+	// planner, sums and leases of the present term; nil: this instance does not lead.
 	planner atomic.Pointer[topology.Controller]
+	sums    atomic.Pointer[summary.Table]
 	leases  atomic.Pointer[health.Controller]
 }
 
@@ -123,7 +125,16 @@ func (c *controllers) runPlanning(ctx context.Context) error {
 	return run(ctx, nil, []component{
 		{Name: "endpointslice controller", Run: slices.Run},
 		{Name: "planner", Run: plans.Run},
+		{Name: "summaries", Run: func(ctx context.Context) error { return c.runSums(ctx, plans) }},
 	})
+}
+
+// runSums keeps sums of what the planner of this term plans.
+func (c *controllers) runSums(ctx context.Context, plans *topology.Controller) error {
+	sums := summary.New(summary.Config{Catalog: c.instance.catalog, Tallier: plans.Tallier(), Logger: c.log.With("component", "summaries")})
+	c.sums.Store(sums)
+	defer c.sums.Store(nil)
+	return sums.Run(ctx)
 }
 
 func (c *controllers) runEndpoints(ctx context.Context) error {

@@ -214,6 +214,7 @@ func (cp *standalone) handle() {
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Pulsar: cp.readers.status,
 		RegistryTroubles: cp.registryTroubles, History: a.history, Sinks: a.adminSinks(), Redactions: a.adminRedactions(), Authorizer: a.authorizer, Cursors: s.cursors, Segments: s.segments(), Logger: cp.log,
+		Sums: cp.leader.sums.Load, Problems: noProblems,
 	}) {
 		a.server.Handle(path, handler)
 	}
