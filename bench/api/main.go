@@ -1,7 +1,7 @@
 // Command api measures a control plane through its API: a real process, real
 // clients over TLS, each on a connection of its own.
 //
-//	go run ./bench/api [-smoke] [-only writes,watch,endpoints,crowd,plans,up] [-binary bin/proxima]
+//	go run ./bench/api [-smoke] [-only writes,watch,endpoints,crowd,plans,up,viewers] [-binary bin/proxima]
 //
 // Each line has the figure and the goal. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
@@ -31,11 +31,15 @@ type sizes struct {
 	services  int // planned Services
 	starts    int // of the process
 	idleAfter time.Duration
+
+	viewedServices, zones int // that viewers look at
+	viewedFor             int // seconds
+	questions             int // of each kind
 }
 
 var (
-	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, services: 2000, starts: 7, idleAfter: 15 * time.Second}
-	smoke = sizes{creates: 40, changes: 20, slices: 10, idle: 20, slow: 2, services: 20, starts: 1, idleAfter: time.Second}
+	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, services: 2000, starts: 7, idleAfter: 15 * time.Second, viewedServices: 10_000, zones: 100, viewedFor: 15, questions: 40}
+	smoke = sizes{creates: 40, changes: 20, slices: 10, idle: 20, slow: 2, services: 20, starts: 1, idleAfter: time.Second, viewedServices: 20, zones: 3, viewedFor: 1, questions: 2}
 )
 
 // bench is one run of the program.
@@ -60,6 +64,7 @@ var sections = []section{
 	{"crowd", (*bench).crowd},
 	{"plans", (*bench).plans},
 	{"up", (*bench).up},
+	{"viewers", (*bench).viewers},
 }
 
 func main() {

@@ -114,7 +114,7 @@ func (p *process) node(ctx context.Context, zone int) error {
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("zone-%d", zone)
+	name := zoneName(zone)
 	n, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: name}},
 	}, metav1.CreateOptions{})
@@ -132,7 +132,7 @@ func zoneSlice(n int) *discoveryv1.EndpointSlice {
 	s := slice(n)
 	s.Endpoints = s.Endpoints[:9]
 	for i := range s.Endpoints {
-		s.Endpoints[i].Zone = new(fmt.Sprintf("zone-%d", i%planZones))
+		s.Endpoints[i].Zone = new(zoneName(i % planZones))
 		s.Endpoints[i].NodeName, s.Endpoints[i].Hints = nil, nil
 	}
 	return s
