@@ -144,7 +144,7 @@ type problemsTopic struct {
 	began bool
 }
 
-func (t *problemsTopic) next(ctx context.Context, scope summary.Scope) (json.RawMessage, error) {
+func (t *problemsTopic) next(ctx context.Context, scope summary.Scope) (json.RawMessage, time.Duration, error) {
 	rows := t.board.rows(ctx, scope)
 	delta := summary.Delta{Snapshot: !t.began, Rows: map[string]json.RawMessage{}}
 	for id, data := range rows {
@@ -159,8 +159,9 @@ func (t *problemsTopic) next(ctx context.Context, scope summary.Scope) (json.Raw
 	}
 	slices.Sort(delta.Gone)
 	if t.began && len(delta.Rows)+len(delta.Gone) == 0 {
-		return nil, nil
+		return nil, 0, nil
 	}
 	t.began, t.have = true, rows
-	return json.Marshal(delta)
+	data, err := json.Marshal(delta)
+	return data, 0, err
 }

@@ -51,8 +51,10 @@ type Frame struct {
 }
 
 const (
-	// frameGap is the least time between two frames of a topic.
-	frameGap = 100 * time.Millisecond
+	// viewerRate (bytes a second) is what a viewer is sent in the mean, where much changes: larger frames come less often.
+	viewerRate = 20_000
+	// maxGap between two frames, however large.
+	maxGap = 2 * time.Second
 	// aliveEvery: a stream without changes says that it is alive.
 	aliveEvery = 5 * time.Second
 	// scopeFor is how long rights are believed.
@@ -336,8 +338,8 @@ type streamHandler struct {
 
 // topic of a stream.
 type topic interface {
-	// next delta from what the client has; nil: nothing has changed.
-	next(ctx context.Context, scope summary.Scope) (json.RawMessage, error)
+	// next delta from what the client has; nil: nothing has changed. There is more after again, or with the next change if that is 0.
+	next(ctx context.Context, scope summary.Scope) (delta json.RawMessage, again time.Duration, err error)
 }
 
 // zonesTopic sends zones, flows and totals.
@@ -346,10 +348,9 @@ type zonesTopic struct {
 	have  summary.Position
 }
 
-func (t *zonesTopic) next(_ context.Context, scope summary.Scope) (json.RawMessage, error) {
-	data, now, err := t.table.Delta(scope, t.have)
-	t.have = now
-	return data, err
+func (t *zonesTopic) next(_ context.Context, scope summary.Scope) (data json.RawMessage, again time.Duration, err error) {
+	data, t.have, again, err = t.table.Delta(scope, t.have)
+	return data, again, err
 }
 
 // ServeHTTP implements http.Handler.
@@ -441,8 +442,10 @@ func (h *streamHandler) send(r *http.Request, out *frames, table *summary.Table,
 			return
 		}
 		changed, sent := table.Changed(), time.Now()
+		written, soon := 0, time.Duration(0)
 		for name, topic := range topics {
-			data, err := topic.next(r.Context(), scope)
+			data, again, err := topic.next(r.Context(), scope)
+			written, soon = written+len(data), max(soon, again)
 			frame := Frame{Topic: name, Delta: data}
 			if err != nil {
 				frame.Error = err.Error()
@@ -455,10 +458,11 @@ func (h *streamHandler) send(r *http.Request, out *frames, table *summary.Table,
 				return
 			}
 		}
-		if !h.wait(r.Context(), out, changed, alive.C, topics["problems"] != nil) {
+		if soon == 0 && !h.wait(r.Context(), out, changed, alive.C, topics["problems"] != nil) {
 			return
 		}
-		gap.Reset(frameGap - time.Since(sent)) // at once, if nothing has changed for long
+		pause := min(max(summary.Frame, time.Duration(written)*time.Second/viewerRate), maxGap)
+		gap.Reset(max(soon, pause-time.Since(sent))) // at once, if nothing has changed for long
 	}
 }
 

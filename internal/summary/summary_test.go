@@ -211,7 +211,8 @@ func TestSumsStayTrue(t *testing.T) {
 
 // follow applies the next delta.
 func (r *rig) follow(scope Scope, rows map[string]json.RawMessage, have Position) Position {
-	data, now, err := r.table.Delta(scope, have)
+	time.Sleep(Frame)
+	data, now, _, err := r.table.Delta(scope, have)
 	if err != nil {
 		r.t.Fatal(err)
 	}

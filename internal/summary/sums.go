@@ -329,14 +329,16 @@ func (s *sums) totals() Totals {
 	return t
 }
 
-// list of the flows, ordered by the names of zones.
-func (s *sums) list(names []locality.Zone) []topology.Flow {
+// list of the flows, ordered by the names of zones or not.
+func (s *sums) list(names []locality.Zone, ordered bool) []topology.Flow {
 	out := make([]topology.Flow, 0, len(s.flows))
 	for w, f := range s.flows {
 		out = append(out, topology.Flow{
 			From: names[w.from], To: names[w.to], Planned: part(f.planned), Guess: part(f.guess), Measured: part(f.measured), Cost: part(f.cost), Bytes: float64(f.bytes),
 		})
 	}
-	slices.SortFunc(out, func(a, b topology.Flow) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	if ordered {
+		slices.SortFunc(out, func(a, b topology.Flow) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	}
 	return out
 }

@@ -54,7 +54,10 @@ type Table struct {
 	nodes      map[locality.Zone]*zoneNodes
 	series     series
 	changed    chan struct{} // closed with the next change
-	views      map[string]*scopeView
+
+	// viewing guards views, and is taken before mu.
+	viewing sync.Mutex
+	views   map[string]*scopeView
 }
 
 // row is a Service.

@@ -118,14 +118,17 @@ func (t *Table) sumsOf(scope *Scope) *sums {
 }
 
 // Zones sums up what a scope may see.
-func (t *Table) Zones(scope Scope) (*Zones, error) {
+func (t *Table) Zones(scope Scope) (*Zones, error) { return t.zonesOf(scope, true) }
+
+// zonesOf a scope, with flows in order or not.
+func (t *Table) zonesOf(scope Scope, ordered bool) (*Zones, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if !t.filled {
 		return nil, ErrFilling
 	}
 	s := t.sumsOf(&scope)
-	out := &Zones{Position: Position{t.epoch, t.position}, Since: t.began, Zones: []Zone{}, Flows: s.list(t.zones.names), Total: s.totals(), Partial: scope.partial()}
+	out := &Zones{Position: Position{t.epoch, t.position}, Since: t.began, Zones: []Zone{}, Flows: s.list(t.zones.names, ordered), Total: s.totals(), Partial: scope.partial()}
 	all := t.zoneSums(s)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		sum := all[name]
@@ -294,7 +297,7 @@ func (t *Table) Detail(scope Scope, key resource.Key) (d *Detail, ok bool) {
 	r.flows.add(of, 1)
 	return &Detail{
 		Position: Position{t.epoch, t.position}, Line: r.line, ByZone: append([]topology.ZoneLoad{}, r.line.ByZone...),
-		Flows: (&sums{flows: of}).list(t.zones.names),
+		Flows: (&sums{flows: of}).list(t.zones.names, true),
 	}, true
 }
 
@@ -310,8 +313,13 @@ const maxScopes, maxStates = 32, 32
 // State is the rows of a stream at a position. Nobody changes it.
 type State struct {
 	Position
+	made time.Time
 	rows map[string]json.RawMessage
 }
+
+// Frame is the least time between two states of a stream. All viewers of equal scopes are sent the same states, so that each is made
+// and encoded once.
+const Frame = 100 * time.Millisecond
 
 // Delta is what a stream sends: the rows that are new or different, and the names of those that are gone.
 type Delta struct {
@@ -337,18 +345,16 @@ func (t *Table) Now() Position {
 }
 
 // Delta from what a viewer has to what there is, encoded, and the position of that. It is made once for all viewers of equal
-// scopes that are at the same position. A position that is not known any more gets a snapshot.
-func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Position, err error) {
+// scopes that are at the same position. A position that is not known any more gets a snapshot. again is how long to wait until there
+// is more than that; 0: until the next change.
+func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Position, again time.Duration, err error) {
+	t.viewing.Lock()
+	defer t.viewing.Unlock()
+	is := t.Now()
+	if is == have {
+		return nil, have, 0, nil
+	}
 	name := scope.name()
-	if now = t.Now(); now == have {
-		return nil, now, nil
-	}
-	zones, err := t.Zones(scope)
-	if err != nil {
-		return nil, have, err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	v := t.views[name]
 	if v == nil {
 		if len(t.views) >= maxScopes {
@@ -361,13 +367,29 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 	if n := len(v.states); n > 0 {
 		latest = v.states[n-1]
 	}
-	if latest == nil || latest.Sequence < zones.Sequence {
+	age := Frame
+	if latest != nil {
+		age = t.clock.Since(latest.made)
+	}
+	switch {
+	case latest != nil && latest.Position == is:
+	case age < Frame:
+		again = Frame - age
+	default:
+		zones, err := t.zonesOf(scope, false)
+		if err != nil {
+			return nil, have, 0, err
+		}
 		latest = stateOf(zones)
+		latest.made = t.clock.Now()
 		v.states = append(v.states, latest)
 		clear(v.deltas)
 		if len(v.states) > maxStates {
 			v.states = slices.Delete(v.states, 0, len(v.states)-maxStates)
 		}
+	}
+	if latest.Position == have {
+		return nil, have, again, nil
 	}
 	at := uint64(0)
 	var from *State
@@ -379,11 +401,11 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 	id := [2]uint64{at, latest.Sequence}
 	if data = v.deltas[id]; data == nil {
 		if data, err = json.Marshal(between(from, latest)); err != nil {
-			return nil, have, fmt.Errorf("encode the sums: %w", err)
+			return nil, have, 0, fmt.Errorf("encode the sums: %w", err)
 		}
 		v.deltas[id] = data
 	}
-	return data, latest.Position, nil
+	return data, latest.Position, again, nil
 }
 
 const (
