@@ -36,7 +36,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Sums, Federation, Instances, Following, Registries,
+// Config of the handlers of a control plane. All fields are required, but for Views, Sums, Federation, Instances, Following, Registries,
 // RegistryTroubles, History, UnfollowedKinds, AnyInstance, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
@@ -59,6 +59,8 @@ type Config struct {
 	Demand     Demand
 	// Streams of agents that follow their view from this instance.
 	Streams Streams
+	// Views that agents follow from this instance; nil: how far a change got is not answered.
+	Views Views
 	// Refused are the agents whose versions are refused; nil: none.
 	Refused *version.Refusals
 	// Suspicion of machines, and Leases of nodes and workloads.
@@ -163,7 +165,7 @@ type Tokens interface {
 
 // Handlers of a control plane, by path.
 func Handlers(c Config) map[string]http.Handler {
-	return withProxies(c, withSummaries(c, withFeed(c, map[string]http.Handler{
+	return withProxies(c, withRollout(c, withSummaries(c, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
@@ -175,7 +177,7 @@ func Handlers(c Config) map[string]http.Handler {
 		ConfirmPath:        confirmHandler{c},
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},
-	})), ProxyConnections)
+	}))), ProxyConnections)
 }
 
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config

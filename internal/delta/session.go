@@ -72,7 +72,19 @@ type subscription struct {
 	sent   Position
 	acked  uint64
 	reject Rejection
+	// confirmed is the last position that the client accepted, awaited are those of later responses, oldest first.
+	confirmed Position
+	awaited   []sentPosition
 }
+
+// sentPosition is where a client is that accepts what reaches an index.
+type sentPosition struct {
+	index uint64
+	at    Position
+}
+
+// maxAwaited positions are remembered of one type. A client that answers less often is at its last ones later than it could be known.
+const maxAwaited = 32
 
 // Rejection is a response, or part of one, that a client refused.
 type Rejection struct {
@@ -87,6 +99,8 @@ type SubscriptionStatus struct {
 	// Unsent and Unacked count changes, before coalescing, that the stream has
 	// not been sent and that the client has not confirmed.
 	Unsent, Unacked uint64
+	// Confirmed is the newest position sent of which the client has answered all, as far as that is remembered; zero: none.
+	Confirmed Position
 	// Rejected is the last refusal, if any, and is kept when later responses are
 	// accepted.
 	Rejected Rejection
@@ -148,9 +162,22 @@ func (sub *subscription) answer(r Request) {
 		sub.reject = Rejection{Nonce: r.Nonce, Reason: r.Rejected}
 	}
 	head, _, _ := strings.Cut(r.Nonce, ".")
-	if index, err := strconv.ParseUint(head, 10, 64); err == nil && index <= sub.index {
-		sub.acked = max(sub.acked, index)
+	index, err := strconv.ParseUint(head, 10, 64)
+	if err != nil || index > sub.index {
+		return
 	}
+	sub.acked = max(sub.acked, index)
+	for len(sub.awaited) > 0 && sub.awaited[0].index <= index {
+		sub.confirmed, sub.awaited = sub.awaited[0].at, sub.awaited[1:]
+	}
+}
+
+// await the answer to what reaches an index.
+func (sub *subscription) await(index uint64, at Position) {
+	if len(sub.awaited) == maxAwaited {
+		sub.awaited = slices.Delete(slices.Clone(sub.awaited), maxAwaited-2, maxAwaited-1)
+	}
+	sub.awaited = append(sub.awaited, sentPosition{index, at})
 }
 
 // change takes subscriptions that come after the first request. What a client
@@ -254,6 +281,7 @@ func (sub *subscription) took(f *Frame) *Frame {
 	sub.index = f.to
 	if f.Complete {
 		sub.answered, sub.sent = true, f.Position
+		sub.await(f.to, f.Position)
 	}
 	return f
 }
@@ -379,7 +407,7 @@ func (s *Session) Status() []SubscriptionStatus {
 	for _, sub := range s.types {
 		head := s.scope.lookup(sub.typ).index
 		out = append(out, SubscriptionStatus{
-			Type: sub.typ, Sent: sub.sent, Rejected: sub.reject,
+			Type: sub.typ, Sent: sub.sent, Rejected: sub.reject, Confirmed: sub.confirmed,
 			Unsent: head - min(sub.index, head), Unacked: head - min(sub.acked, head),
 		})
 	}

@@ -93,7 +93,14 @@ type Builder struct {
 	routings Routings
 	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
+	steps    []step                 // the newest, oldest first
 }
+
+// step of a builder: from a sequence on, views have what the tables had at a revision.
+type step struct{ revision, sequence uint64 }
+
+// maxSteps are remembered.
+const maxSteps = 4096
 
 // sliceEntry is a slice and its encodings, which all zones share: without a plan
 // for the proxy, and for DNS. One or both are nil.
@@ -149,6 +156,8 @@ func (b *Builder) Replace(d *catalog.Delta) error {
 	b.clear()
 	b.store(d, nil)
 	b.advance(d.After.Position)
+	b.steps = b.steps[:0]
+	b.came(d)
 	return b.writeAll(true, nil)
 }
 
@@ -163,10 +172,38 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) er
 	}
 	changes := b.store(d, replanned)
 	if len(changes) == 0 {
+		b.came(d)
 		return nil
 	}
 	b.advance(d.After.Position)
-	return b.writeAll(false, changes)
+	err := b.writeAll(false, changes)
+	b.came(d)
+	return err
+}
+
+// came remembers that views have what the tables had after a delta.
+func (b *Builder) came(d *catalog.Delta) {
+	revision := d.After.Revision()
+	if n := len(b.steps); n > 0 && b.steps[n-1].revision >= revision {
+		return
+	}
+	if len(b.steps) == maxSteps {
+		b.steps = append(b.steps[:0], b.steps[maxSteps/2:]...)
+	}
+	b.steps = append(b.steps, step{revision, b.sequence})
+}
+
+// Since returns the sequence from which views have what the store had at a revision, or a later one if that was long ago; ok is
+// false while they do not. Views without a change keep a lower sequence. Kinds arrive on separate watches, so that the last ones of
+// a revision may follow some milliseconds later.
+func (b *Builder) Since(revision uint64) (sequence uint64, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(b.steps, revision, func(s step, r uint64) int { return cmp.Compare(s.revision, r) })
+	if i == len(b.steps) {
+		return 0, false
+	}
+	return b.steps[i].sequence, true
 }
 
 // advance moves to the catalog's sequence, or to the next one if that has been used:
