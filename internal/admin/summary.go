@@ -79,6 +79,9 @@ func withSummaries(c Config, to map[string]http.Handler) map[string]http.Handler
 	to[SummaryServicesPath] = get(summaryHandler{c, scopes, summaryServices})
 	to[SummaryServicePath] = get(summaryHandler{c, scopes, summaryService})
 	to[SeriesPath] = get(summaryHandler{c, scopes, seriesOf})
+	to[PlotZonesPath] = get(plotHandler{c, scopes, plotZones})
+	to[PlotServicePath] = get(plotHandler{c, scopes, plotService})
+	to[PlotHistoryPath] = get(plotHandler{c, scopes, plotHistory})
 	to[StreamPath] = get(&streamHandler{Config: c, scopes: scopes, problems: &problemBoard{config: c, found: map[string]foundProblems{}}})
 	return to
 }
@@ -303,24 +306,29 @@ func summaryService(t *summary.Table, scope summary.Scope, q url.Values) (any, e
 }
 
 func seriesOf(t *summary.Table, scope summary.Scope, q url.Values) (any, error) {
+	s, err := seriesIn(t, scope, q)
+	return s, err
+}
+
+func seriesIn(t *summary.Table, scope summary.Scope, q url.Values) (none summary.Series, err error) {
 	if q.Has("namespace") || q.Has("name") {
 		key, err := keyOf(q)
 		if err != nil {
-			return nil, err
+			return none, err
 		}
 		if _, ok := t.Detail(scope, key); !ok {
-			return nil, &topology.UnknownError{What: "service", Name: key.String()}
+			return none, &topology.UnknownError{What: "service", Name: key.String()}
 		}
 		return t.ServiceSeries(key), nil
 	}
 	if !scope.All {
-		return nil, &badQuery{errors.New("the series of zones are of all namespaces, which you may not list: ask for one Service, by namespace and name")}
+		return none, &badQuery{errors.New("the series of zones are of all namespaces, which you may not list: ask for one Service, by namespace and name")}
 	}
 	last := summary.Kept
 	if text := q.Get("minutes"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > int(summary.Kept/time.Minute) {
-			return nil, &badQuery{fmt.Errorf("minutes %q: 1 to %d", text, int(summary.Kept/time.Minute))}
+			return none, &badQuery{fmt.Errorf("minutes %q: 1 to %d", text, int(summary.Kept/time.Minute))}
 		}
 		last = time.Duration(n) * time.Minute
 	}
