@@ -150,6 +150,7 @@ var layers = map[string]layer{
 	"internal/identity/rotation":        core,
 	"internal/node":                     core,
 	"internal/node/isolation":           core,
+	"internal/plot":                     core,
 	"internal/policy":                   core,
 	"internal/registry":                 core,
 	"internal/registry/registrytest":    core,
@@ -264,12 +265,13 @@ var layers = map[string]layer{
 	"internal/workload":                 adapter,
 
 	// wiring of roles
-	"internal/app":         app,
-	"internal/diag/doctor": app,
-	"internal/demo":        app,
-	"internal/lab":         app,
-	"internal/proxy/modes": app,
-	"internal/sidecar":     app,
+	"internal/app":          app,
+	"internal/diag/doctor":  app,
+	"internal/diag/finding": app,
+	"internal/demo":         app,
+	"internal/lab":          app,
+	"internal/proxy/modes":  app,
+	"internal/sidecar":      app,
 
 	// what is installed
 	"internal/kubernetes/inject":    core,

@@ -302,7 +302,7 @@ func (p *clusterPlane) handle() {
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
-		Sums: p.leader.sums.Load, Problems: noProblems,
+		Sums: p.leader.sums.Load, Problems: findProblems(),
 		Authorizer: newClusterAccess(p.paths.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,
 	}
 	p.changes.serve(&config)

@@ -195,7 +195,7 @@ func (p *plannerOnly) handle() {
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: p.catalog, Planner: p.planner, Demand: p.demand,
 		Streams: nobody{}, Refused: &version.Refusals{}, Suspicion: nobody{}, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Logger: p.log,
-		Sums: func() *summary.Table { return p.sums }, Problems: noProblems,
+		Sums: func() *summary.Table { return p.sums }, Problems: findProblems(),
 		Authorizer: newClusterAccess(p.api.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,
 	}
 	p.changes.serve(&config)

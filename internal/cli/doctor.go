@@ -28,6 +28,8 @@ import (
 type doctorFlags struct {
 	output    string
 	fix, undo bool
+	// cluster: all of the control plane and its nodes, instead of this machine.
+	cluster bool
 	// dnsAddress replaces the agent's own.
 	dnsAddress string
 }
@@ -43,7 +45,12 @@ names, and changes nothing. It exits with 1 if it found a problem.
 
 With --fix it points this machine's resolver at the agent, so that programs can
 resolve the names of Services; the agent reverts that when it ends, --undo does
-so at once. Nothing else is changed.`,
+so at once. Nothing else is changed.
+
+With --cluster it asks the control plane what is wrong in all of it, and with its
+nodes, agents, proxies and objects, grouped by code; docs/reference/problems.md has
+the codes. It exits with 1 if there is an error, and with 0 if there are warnings
+alone.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.doctor(cmd.Context(), d) },
 	}
@@ -51,6 +58,7 @@ so at once. Nothing else is changed.`,
 	addOutputFlag(f, &d.output)
 	f.BoolVar(&d.fix, "fix", false, "point this machine's resolver at the agent (needs root)")
 	f.BoolVar(&d.undo, "undo", false, "take back what --fix did (needs root)")
+	f.BoolVar(&d.cluster, "cluster", false, "ask the control plane for the problems of all it knows, and leave this machine out")
 	f.StringVar(&d.dnsAddress, "dns-address", "", "ADDRESS:PORT of the DNS server for --fix (default: that of this machine's agent)")
 	return cmd
 }
@@ -58,6 +66,12 @@ so at once. Nothing else is changed.`,
 func (s *settings) doctor(ctx context.Context, d doctorFlags) error {
 	if err := checkFormat(d.output); err != nil {
 		return err
+	}
+	if d.cluster {
+		if d.fix || d.undo || d.dnsAddress != "" {
+			return usagef("--cluster goes without --fix, --undo and --dns-address, which are for this machine")
+		}
+		return s.doctorCluster(ctx, d.output)
 	}
 	if d.fix && d.undo {
 		return usagef("--fix and --undo: choose one")

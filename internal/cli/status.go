@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
+	"github.com/proxima-mesh/proxima/internal/diag/finding"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
@@ -183,51 +184,20 @@ func (o *overview) problem(format string, args ...any) {
 	o.Problems = append(o.Problems, fmt.Sprintf(format, args...))
 }
 
-func (o *overview) findProblems() {
-	if cp := o.ControlPlane; cp != nil {
-		if cp.Preset != "" && cp.Store.Problem != "" {
-			o.problem("%s: answers are from what was read before, if anything was", cp.Store.Problem)
-		} else if cp.Store.Problem != "" {
-			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
-		}
-		o.Problems = append(o.Problems, doctor.DamageProblems(cp.Store)...)
-		o.Problems = append(o.Problems, doctor.AuditProblems(cp.Audit)...)
-		o.Problems = append(o.Problems, doctor.FeedProblems(cp.Feed)...)
-		o.Problems = append(o.Problems, doctor.MachineProblems(cp, defaultProbePort, time.Now())...)
-		for _, d := range cp.InServiceRanges {
-			o.problem("dataplane %s has an address in a service range, which agents do not use as an endpoint: give it another", d)
-		}
-		o.Problems = append(o.Problems, doctor.ZoneProblems(cp.Federation)...)
-		if !cp.Catalog.Synced {
-			o.problem("catalog: still reading the store; views follow when it has")
-		}
-		for _, u := range cp.Ranges {
-			if u.Size > 0 && u.Taken >= u.Size-u.Size/10 {
-				o.problem("range %s is nearly full: %d of %d are taken: add a ServiceCIDR (for node ports, delete Services of type NodePort)", u.Range, u.Taken, u.Size)
-			}
-		}
-		for _, name := range cp.SilentInstances {
-			o.problem("instance %s of the control plane does not say which agents follow there: is it running? see its log", name)
-		}
-		for _, a := range cp.Agents {
-			if a.Rejected != "" {
-				o.problem("node %s refused a part of its view: %s: is its agent older than the control plane?", a.Node, a.Rejected)
-			}
-		}
-		o.addProxies(cp.Proxies)
-		o.addMissing(cp.Proxies)
-		if d := cp.Demand; d.Silent > 0 {
-			o.problem("demand: %d agents have stopped reporting, node %s first, %s ago; what is known of them is held: are they running? see their logs",
-				d.Silent, d.SilentNodes[0].Node, duration.HumanDuration(d.SilentNodes[0].Age))
-		}
+// found adds what the API calls problems, too.
+func (o *overview) found(all []admin.Problem) {
+	for i := range all {
+		o.Problems = append(o.Problems, finding.Text(all[i]))
 	}
-	for _, n := range o.Nodes {
-		if n.Conflict != "" {
-			o.problem("node %s: %s", n.Name, n.Conflict)
-		}
-		if n.Ready != "True" && n.Drain == "" { // a drained one may be switched off
-			o.problem("node %s is not ready: is its agent running? see its log", n.Name)
-		}
+}
+
+func (o *overview) findProblems() {
+	if o.ControlPlane != nil {
+		o.found(finding.Finder{ProbePort: defaultProbePort}.OfStatus(o.ControlPlane))
+	}
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
+		o.found(finding.Node(n.Name, n.Ready, n.Drain != "", n.Conflict, time.Time{}))
 	}
 	if o.Agent == nil {
 		return
@@ -261,7 +231,7 @@ func (o *overview) findProblems() {
 	}
 	for _, f := range o.Agent.Unsaved {
 		o.problem("this machine's agent cannot write %s since %s: %s: it goes on with what it has in memory, and a restart would begin with what is on disk: %s",
-			f.File, f.Since.Local().Format(time.DateTime), f.Error, doctor.FixDisk)
+			f.File, f.Since.Local().Format(time.DateTime), f.Error, finding.FixDisk)
 	}
 	if text := doctor.TunnelProblem(o.Agent.Tunnel); text != "" {
 		o.problem("%s", text)
@@ -282,32 +252,6 @@ func (o *overview) findProblems() {
 		if p.Error != "" {
 			o.problem("service port %s is not served here: %s %s", p.Port, p.Error, p.Hint)
 		}
-	}
-}
-
-// addProxies says which proxies do not have a resource as it is now.
-func (o *overview) addProxies(p *admin.ProxiesStatus) {
-	if p == nil {
-		return
-	}
-	for _, r := range p.Rejected {
-		o.problem("the proxy of dataplane %s goes on without the present version of %s %s, which was rejected: %s: change the object or policy that it is made from",
-			r.Dataplane, r.Type, r.Name, r.Reason)
-	}
-}
-
-// addMissing says which Pods have no sidecar, although they should, or do not use it.
-func (o *overview) addMissing(p *admin.ProxiesStatus) {
-	if p == nil {
-		return
-	}
-	if p.Missing > 0 {
-		o.problem("%d Pods should have a sidecar and have none, first %s: they were created before their namespace was labelled, while no control plane answered, "+
-			"or with something that the answer to their creation named; create them again, as by kubectl rollout restart; an Event of each says more", p.Missing, p.Without[0])
-	}
-	if p.Unredirected > 0 {
-		first := p.Waiting[0]
-		o.problem("connections of %d Pods are not led to their sidecars, and they do not start, first %s on node %s: %s", p.Unredirected, first.Pod, first.Node, first.Reason)
 	}
 }
 

@@ -76,6 +76,35 @@ const (
 	ShiftPending       Code = "shift-pending"
 )
 
+// Codes of what is wrong in the whole of a control plane and its nodes, beside those above.
+const (
+	NodeSuspect           Code = "node-suspect"
+	NodeNotReady          Code = "node-not-ready"
+	LeasesHeld            Code = "leases-held"
+	ProbesBlocked         Code = "probes-blocked"
+	AgentRefused          Code = "agent-refused"
+	AgentRejects          Code = "agent-rejects"
+	InstanceSilent        Code = "instance-silent"
+	DemandSilent          Code = "demand-silent"
+	CatalogPending        Code = "catalog-pending"
+	RangeNearlyFull       Code = "range-nearly-full"
+	AddressInServiceRange Code = "address-in-service-range"
+	ZoneRefused           Code = "zone-refused"
+	DeletionsHeld         Code = "deletions-held"
+	ObjectRefused         Code = "object-refused"
+	RolloutIncomplete     Code = "rollout-incomplete"
+
+	TopologyModeRefused       Code = "topology-mode-refused"
+	TopologyParametersInvalid Code = "topology-parameters-invalid"
+	ConnectionsLong           Code = "connections-long"
+	DemandUnitsMixed          Code = "demand-units-mixed"
+	LoadBalancerPending       Code = "load-balancer-pending"
+	PolicyNotAccepted         Code = "policy-not-accepted"
+	PolicyUnresolved          Code = "policy-unresolved"
+	PolicyNotProgrammed       Code = "policy-not-programmed"
+	PolicyPartlyEnforced      Code = "policy-partly-enforced"
+)
+
 // Codes of an agent.
 const (
 	AgentNotRunning      Code = "agent-not-running"

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/diag/finding"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/problem"
@@ -113,9 +114,6 @@ func (x examiner) agentState(state AgentState) Finding {
 	return f
 }
 
-// FixDisk is the fix for files that cannot be written.
-const FixDisk = "free space on the disk, or mount it so that it can be written"
-
 // unsavedState is about the files that the agent needs for its next start.
 func unsavedState(agent *admin.NodeStatus) Finding {
 	f := Finding{ID: checkAgentState, Check: "agent's state on disk", Note: "saved"}
@@ -127,6 +125,6 @@ func unsavedState(agent *admin.NodeStatus) Finding {
 		problems = append(problems, fmt.Sprintf("%s cannot be written since %s: %s", u.File, u.Since.Local().Format(time.DateTime), u.Error))
 	}
 	f.fail(problem.AgentStateUnsaved, strings.Join(problems, "; "),
-		FixDisk+"; the agent serves from memory, and a restart would begin with what is on disk")
+		finding.FixDisk+"; the agent serves from memory, and a restart would begin with what is on disk")
 	return f
 }

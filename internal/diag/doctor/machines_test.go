@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
@@ -20,8 +18,6 @@ func TestGone(t *testing.T) {
 		{Object: "node b-1", Zone: "zone-b", Reason: "no agent of another machine has been able to probe it", Until: now.Add(30 * time.Second)},
 		{Object: "dataplane shop/web", Reason: "service shop/web has no other endpoint"},
 	}
-	many := &admin.Status{}
-	many.Leases.Expiries = make([]admin.HeldExpiry, maxExpiries+3)
 	unreachable := &admin.Status{Unreachable: []string{"a-1", "c-1"}}
 	for _, tc := range []struct {
 		name   string
@@ -31,8 +27,7 @@ func TestGone(t *testing.T) {
 	}{
 		{"nothing", &admin.Status{}, nil, ""},
 		{"suspect", suspect, []string{
-			"node b-1 has been suspect for 7s: its stream stalled and it does not answer b-2, a-1; its endpoints are used last until it comes back or its lease runs out: " +
-				"is the machine on, and its agent not stopped?",
+			"node b-1 has been suspect for 7s: its stream stalled and it does not answer b-2, a-1; its endpoints are used last until it comes back or its lease runs out",
 		}, "switch the machine on"},
 		{"held", held, []string{
 			"leases: 4 of 12 leases ran out together",
@@ -40,21 +35,14 @@ func TestGone(t *testing.T) {
 			"dataplane shop/web has not renewed its lease and is not marked not ready until it renews its lease: service shop/web has no other endpoint",
 		}, "switch the machine on"},
 		{"unreachable", unreachable, []string{
-			"probes of other agents do not reach node a-1, c-1: should a machine of these die, that is noticed by its lease only; " +
-				"let UDP port 10256 (--probe-port) pass between the nodes",
+			"probes of other agents do not reach node a-1, c-1: should a machine of these die, that is noticed by its lease only",
 		}, "open UDP port 10256"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, MachineProblems(tc.status, 10256, now)); diff != "" {
-				t.Error(diff)
-			}
 			f := examiner{Config{ProbePort: 10256}}.machines(tc.status, now)
 			if (f.Problem == "") != (tc.want == nil) || !strings.HasPrefix(f.Fix, tc.fix) || f.Problem != strings.Join(tc.want, "; ") {
 				t.Errorf("doctor finds %+v", f)
 			}
 		})
-	}
-	if got := MachineProblems(many, 10256, now); len(got) != maxExpiries+1 || got[maxExpiries] != "leases: 3 more expiries are held, see -o json" {
-		t.Errorf("%d lines, the last is %q", len(got), got[len(got)-1])
 	}
 }

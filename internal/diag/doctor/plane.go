@@ -3,15 +3,12 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/diag/finding"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -46,18 +43,6 @@ func (x examiner) server(ctx context.Context) Finding {
 	return f
 }
 
-// fixDamage is what to do about stored data that is damaged.
-const fixDamage = "restore a backup (proxima restore). Agents go on with what they have"
-
-// DamageProblems are the kinds of objects that cannot be read, as stored data is damaged.
-func DamageProblems(s admin.StoreStatus) []string {
-	var out []string
-	for _, resource := range slices.Sorted(maps.Keys(s.Unreadable)) {
-		out = append(out, fmt.Sprintf("%s cannot be read, and what depends on them waits: %s", resource, s.Unreadable[resource]))
-	}
-	return out
-}
-
 // planeState is about the store of a control plane, its audit logs, and machines
 // that are gone, or may be; none for an API that is not Proxima's, or that does not
 // let this user read its status.
@@ -71,10 +56,10 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	}
 	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
 	if status.Store.Problem != "" {
-		f.fail(problem.StoreUnwritable, status.Store.Problem, FixDisk+"; reads go on, and writes are refused until then")
+		f.fail(problem.StoreUnwritable, status.Store.Problem, finding.FixDisk+"; reads go on, and writes are refused until then")
 	}
-	if damage := DamageProblems(status.Store); len(damage) > 0 {
-		f.fail(problem.StoreDamaged, strings.Join(damage, "; "), fixDamage)
+	if damage := finding.Damage(status.Store); len(damage) > 0 {
+		f.fail(problem.StoreDamaged, textOf(damage), damage[0].Fix)
 	}
 	out := []Finding{f, auditState(status.Audit)}
 	if status.Feed != nil {
@@ -105,66 +90,14 @@ func clusterState(status *admin.Status) Finding {
 	return f
 }
 
-// AuditProblems are the audit logs that cannot be written, a sentence for each.
-func AuditProblems(logs audit.States) []string {
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(logs)) {
-		log := logs[name]
-		if log.Problem == "" {
-			continue
-		}
-		since := ""
-		if log.Since != nil {
-			since = " for " + duration.HumanDuration(time.Since(*log.Since))
-		}
-		out = append(out, fmt.Sprintf("audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: "+
-			"is there free space in the data directory, and is it writable?", name, since, log.Problem, log.Lost))
-	}
-	return out
-}
-
-// FeedProblems are what is wrong with the change feed, a sentence for each.
-func FeedProblems(f *admin.FeedStatus) []string {
-	if f == nil {
-		return nil
-	}
-	var out []string
-	if f.Problem != "" {
-		since := ""
-		if f.Since != nil {
-			since = " for " + duration.HumanDuration(time.Since(*f.Since))
-		}
-		out = append(out, fmt.Sprintf("the change feed is not written%s: %s: requests go on, and the store keeps its changes for the feed for an hour", since, f.Problem))
-	}
-	for _, r := range f.Roots {
-		if r.Problem != "" {
-			out = append(out, fmt.Sprintf("root %s of the change feed takes no segments: %s", r.Dir, r.Problem))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.UnfollowedKinds)) {
-		out = append(out, fmt.Sprintf("%s of the cluster are not followed by the change feed now: %s", name, f.UnfollowedKinds[name]))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.SinkProblems)) {
-		out = append(out, fmt.Sprintf("sink %s of the change feed does not deliver, and is tried again: %s", name, f.SinkProblems[name]))
-	}
-	for _, problem := range f.RedactionProblems {
-		out = append(out, "a redacted value may still be in the change feed: "+problem)
-	}
-	if f.Gap {
-		out = append(out, fmt.Sprintf("the change feed has a gap before %s, position %d: changes before it are not shown",
-			f.Begins.UTC().Format(time.RFC3339), f.First))
-	}
-	return out
-}
-
 // feedState is whether the change feed is written everywhere.
 func feedState(status *admin.FeedStatus) Finding {
 	f := Finding{
 		ID: checkFeed, Check: "change feed of the control plane",
 		Note: fmt.Sprintf("is written, and begins at %s", status.Begins.UTC().Format(time.RFC3339)),
 	}
-	if problems := FeedProblems(status); len(problems) > 0 {
-		f.fail(problem.FeedUnwritable, strings.Join(problems, "; "), "free space on the disk, or give the feed another with --feed-root; what is past a gap is lost")
+	if problems := finding.Feed(status, time.Now()); len(problems) > 0 {
+		f.fail(problem.FeedUnwritable, textOf(problems), "free space on the disk, or give the feed another with --feed-root; what is past a gap is lost")
 	}
 	return f
 }
@@ -172,9 +105,9 @@ func feedState(status *admin.FeedStatus) Finding {
 // auditState is whether the control plane can write its audit logs.
 func auditState(logs audit.States) Finding {
 	f := Finding{ID: checkAudit, Check: "audit logs of the control plane", Note: "can be written"}
-	if problems := AuditProblems(logs); len(problems) > 0 {
-		f.fail(problem.AuditUnwritable, strings.Join(problems, "; "),
-			FixDisk+"; the log then goes on by itself, and says what was lost")
+	if problems := finding.Audit(logs, time.Now()); len(problems) > 0 {
+		f.fail(problem.AuditUnwritable, textOf(problems),
+			finding.FixDisk+"; the log then goes on by itself, and says what was lost")
 	}
 	return f
 }

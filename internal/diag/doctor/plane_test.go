@@ -20,7 +20,7 @@ func TestAuditLogCannotBeWritten(t *testing.T) {
 	if f := auditState(logs); !strings.Contains(f.Problem, want) || f.Fix == "" || f.Code != problem.AuditUnwritable {
 		t.Errorf("finding %+v, want %q", f, want)
 	}
-	if f := auditState(audit.States{"audit": {}}); f.Problem != "" || len(AuditProblems(nil)) != 0 {
+	if f := auditState(audit.States{"audit": {}}); f.Problem != "" {
 		t.Errorf("a problem where there is none: %+v", f)
 	}
 }
@@ -42,7 +42,7 @@ func TestFeedProblems(t *testing.T) {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
-	if f := feedState(&admin.FeedStatus{}); f.Problem != "" || len(FeedProblems(nil)) != 0 {
+	if f := feedState(&admin.FeedStatus{}); f.Problem != "" {
 		t.Errorf("%+v", f)
 	}
 }

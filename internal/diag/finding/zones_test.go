@@ -1,4 +1,4 @@
-package doctor
+package finding
 
 import (
 	"strings"
@@ -36,7 +36,11 @@ func TestZoneProblems(t *testing.T) {
 		"refused by us":    {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: refused}), "global refuses Service shop/web: too long"},
 		"held of one zone": {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: held}), "proxima zone confirm b Mesh"},
 	} {
-		got := strings.Join(ZoneProblems(test.state), "\n")
+		var lines []string
+		for _, p := range Zones(test.state, time.Now()) {
+			lines = append(lines, Text(p))
+		}
+		got := strings.Join(lines, "\n")
 		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
