@@ -36,7 +36,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Views, Sums, Federation, Instances, Following, Registries,
+// Config of the handlers of a control plane. All fields are required, but for Views, Sums, Federation, Instances, Planning, Following, Registries,
 // RegistryTroubles, History, UnfollowedKinds, AnyInstance, Sinks, Redactions and Pulsar,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
@@ -77,6 +77,8 @@ type Config struct {
 	Federation Federation
 	// Instances of this control plane besides this one; nil: there are none.
 	Instances Instances
+	// Planning are the instances that may have the sums which this one has not; nil: Instances.
+	Planning Instances
 	// Proxies answers for agents and gateways.
 	Proxies Proxies
 	// ByAddress reports whether agents in a mode enforce permissions by the addresses of clients.
@@ -203,13 +205,13 @@ func ClusterZoneHandlers(c Config) map[string]http.Handler {
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
-	return withProxies(c, withFeed(c, map[string]http.Handler{
+	return withProxies(c, withProblems(c, &scopes{config: c, known: map[string]knownScope{}}, withFeed(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),
 		BackupPath:     get(backupHandler{c, false}),
 		BackupKeysPath: get(backupHandler{c, true}),
 		ConfirmPath:    confirmHandler{c},
 		CheckPath:      checkHandler{c},
-	}))
+	})))
 }
 
 // get lets only requests with that method through.

@@ -84,6 +84,14 @@ func (c *Config) problemsOf(ctx context.Context, scope summary.Scope) Problems {
 	return out
 }
 
+// withProblems adds the path of problems, if somebody finds them.
+func withProblems(c Config, scopes *scopes, to map[string]http.Handler) map[string]http.Handler {
+	if c.Problems != nil {
+		to[ProblemsPath] = get(problemsHandler{c, scopes})
+	}
+	return to
+}
+
 type problemsHandler struct {
 	Config
 	scopes *scopes

@@ -74,7 +74,7 @@ func withSummaries(c Config, to map[string]http.Handler) map[string]http.Handler
 		return to
 	}
 	scopes := &scopes{config: c, known: map[string]knownScope{}}
-	to[ProblemsPath] = get(problemsHandler{c, scopes})
+	to = withProblems(c, scopes, to)
 	to[SummaryZonesPath] = get(summaryHandler{c, scopes, summaryZones})
 	to[SummaryServicesPath] = get(summaryHandler{c, scopes, summaryServices})
 	to[SummaryServicePath] = get(summaryHandler{c, scopes, summaryService})
@@ -215,18 +215,22 @@ func (c Config) elsewhereWithin(w http.ResponseWriter, r *http.Request, scope su
 		return
 	}
 	limit, err := json.Marshal(scope)
-	if err != nil || c.Instances == nil {
+	instances := c.Planning
+	if instances == nil {
+		instances = c.Instances
+	}
+	if err != nil || instances == nil {
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, errNoSums)
 		return
 	}
-	for _, name := range c.Instances.Others() {
+	for _, name := range instances.Others() {
 		out, err := http.NewRequestWithContext(r.Context(), r.Method, r.URL.RequestURI(), nil)
 		if err != nil {
 			break
 		}
 		out.Header.Set(forwardedHeader, "1")
 		out.Header.Set(scopeHeader, string(limit))
-		resp, err := c.Instances.Send(r.Context(), name, out)
+		resp, err := instances.Send(r.Context(), name, out)
 		if err != nil {
 			c.Logger.Warn("another instance was not asked", "instance", name, "path", r.URL.Path, "error", err)
 			continue

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -107,7 +106,7 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 	if err := g.newParts(); err != nil {
 		return nil, err
 	}
-	if g.election, err = newLeaseElection(cfg, g.instance.grpcAddress(cfg), g.storage.metrics, g.log); err != nil {
+	if g.election, err = newLeaseElection(cfg, g.paths.address(cfg), g.instance.grpcAddress(cfg), g.storage.metrics, g.log); err != nil {
 		return nil, err
 	}
 	kinds := []*resource.Descriptor{kind.Namespace, kind.Zone, kind.ZoneInsight}
@@ -261,7 +260,7 @@ func (g *clusterGlobal) handle() {
 	config := admin.Config{
 		Role: string(RoleGlobal), Preset: string(PresetGlobal), StoreName: StoreKubernetes, Started: g.started,
 		Store: clusterStore{Store: s.store, epoch: g.epoch, reads: &g.reads}, Tables: g.instance.catalog, Tokens: s.tokens, Audit: noAudit,
-		Federation: g, Instances: g.instances, Proxies: g, Checks: g, Logger: g.log,
+		Federation: g, Instances: g.instances, Proxies: g, Checks: g, Logger: g.log, Problems: findProblems(),
 	}
 	config.Authorizer, config.AnyInstance = newClusterAccess(g.paths.authorizer, accessReviews{g.cfg.Cluster}), fromCluster
 	g.changes.serve(&config)
@@ -279,7 +278,7 @@ func (g *clusterGlobal) handle() {
 
 // statusPaths are those that the aggregated API of global has.
 func statusPaths() []string {
-	return append([]string{strings.TrimPrefix(admin.StatusPath, "/proxima/v1/")}, feedPaths()...)
+	return append(pathNames(admin.StatusPath, admin.ProblemsPath), feedPaths()...)
 }
 
 // ofUsers marks requests of users of the cluster.

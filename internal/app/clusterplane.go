@@ -70,6 +70,8 @@ type clusterPlane struct {
 	instance  *instance
 	leader    *controllers
 	election  election
+	// planning is the replica that plans, if it is another one; nil: that is not known here.
+	planning admin.Instances
 	// meshes are what it has where meshes have certificates: as one zone of several, and where Pods have
 	// sidecars; nil: they have none.
 	meshes *clusterMeshes
@@ -133,11 +135,12 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if p.changes, err = openClusterFeed(ctx, cfg, p.storage, p.api, p.fedKinds(), p.log); err != nil {
 		return nil, err
 	}
-	if p.election, err = newLeaseElection(cfg, p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
+	if p.election, err = newLeaseElection(cfg, p.paths.address(cfg), p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
 		return nil, err
 	}
 	if other, ok := p.election.(interface{ Other() string }); ok {
 		p.instance.passReports(p.storage.ca, func() string { return addressIn(other.Other()) })
+		p.planning = leaderPeer(other.Other, p.storage.ca)
 	}
 	p.handle()
 	p.extension, err = p.newExtension()
@@ -302,7 +305,7 @@ func (p *clusterPlane) handle() {
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
-		Sums: p.leader.sums.Load, Problems: findProblems(),
+		Sums: p.leader.sums.Load, Problems: findProblems(), Planning: p.planning,
 		Authorizer: newClusterAccess(p.paths.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,
 	}
 	p.changes.serve(&config)
@@ -431,13 +434,14 @@ func (t tokenReviews) ReviewToken(
 // leaseName of the election, in the control plane's own namespace.
 const leaseName = "proxima-control-plane"
 
-func newLeaseElection(cfg ControlPlaneConfig, address string, metrics prometheus.Registerer, log *slog.Logger) (election, error) {
+// newLeaseElection by the Lease. api and grpc are the addresses by which others reach this instance.
+func newLeaseElection(cfg ControlPlaneConfig, api, grpc string, metrics prometheus.Registerer, log *slog.Logger) (election, error) {
 	if cfg.ballot != nil {
 		return cfg.ballot, nil
 	}
 	e, err := lease.New(lease.Config{
 		REST: clusterREST(cfg.Cluster), Lease: resource.Key{Namespace: cfg.Namespace, Name: leaseName},
-		Identity: instanceIdentity() + atAddress + address,
+		Identity: holderIdentity(instanceIdentity(), api, grpc),
 		Logger:   log.With("component", "election"),
 	})
 	if err != nil {

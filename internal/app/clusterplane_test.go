@@ -50,6 +50,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/summary"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
@@ -204,10 +205,10 @@ func (c *fakeCluster) startReplica(name string) *replica {
 // startReplicaOf a role and preset.
 func (c *fakeCluster) startReplicaOf(name string, cfg ControlPlaneConfig) *replica {
 	c.t.Helper()
-	port := testkit.FreePort(c.t)
+	port, apiPort := testkit.FreePort(c.t), testkit.FreePort(c.t)
 	ballot, err := lease.New(lease.Config{
 		REST: c.rest, Lease: resource.Key{Namespace: access.SystemNamespace, Name: leaseName},
-		Identity:      fmt.Sprintf("%s%s127.0.0.1:%d", name, atAddress, port),
+		Identity:      holderIdentity(name, fmt.Sprintf("127.0.0.1:%d", apiPort), fmt.Sprintf("127.0.0.1:%d", port)),
 		LeaseDuration: 2 * time.Second, RenewDeadline: time.Second, RetryPeriod: 200 * time.Millisecond,
 	})
 	if err != nil {
@@ -220,7 +221,7 @@ func (c *fakeCluster) startReplicaOf(name string, cfg ControlPlaneConfig) *repli
 	r := &replica{t: c.t, dir: cfg.DataDir}
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg.Store, cfg.Cluster, cfg.Namespace, cfg.AgentServiceAccount = StoreKubernetes, c.rest, access.SystemNamespace, "proxima-agent"
-	cfg.APIAddress, cfg.GRPCPort = "127.0.0.1:0", port
+	cfg.APIAddress, cfg.GRPCPort = fmt.Sprintf("127.0.0.1:%d", apiPort), port
 	cfg.DefaultTopologyMode, cfg.reviewer, cfg.ballot = topology.Adaptive, reviews{}, ballot
 	r.p, err = newClusterPlane(ctx, cfg)
 	if err != nil {
@@ -348,6 +349,13 @@ func TestPlansInACluster(t *testing.T) {
 	leader, other := a, b
 	if b.leads() {
 		leader, other = b, a
+	}
+	// Sums are the leader's: the other one asks it.
+	for _, r := range []*replica{leader, other} {
+		eventually(t, "sums", func() bool {
+			var zones summary.Zones
+			return ask(t, r.dir, http.MethodGet, admin.SummaryZonesPath, nil, &zones) == http.StatusOK && zones.Total.Planned == 1 && len(zones.Flows) > 0
+		})
 	}
 	leader.stop()
 	eventually(t, "another leader", other.leads)

@@ -88,13 +88,20 @@ func newClusterExtension(
 
 // aggregatedPaths are those that the aggregated API has, by their names.
 func aggregatedPaths() []string {
-	var out []string
-	for _, path := range []string{
+	return append(pathNames(
 		admin.StatusPath, admin.DemandPath, admin.ExplainServicePath, admin.SimulatePath, admin.SurveyPath, identity.CertificatesPath,
-	} {
+		admin.SummaryZonesPath, admin.SummaryServicesPath, admin.SummaryServicePath, admin.SeriesPath, admin.StreamPath, admin.ProblemsPath,
+		admin.PlotZonesPath, admin.PlotServicePath, admin.PlotHistoryPath,
+	), feedPaths()...)
+}
+
+// pathNames of our paths in the aggregated API.
+func pathNames(paths ...string) []string {
+	var out []string
+	for _, path := range paths {
 		out = append(out, strings.TrimPrefix(path, "/proxima/v1/"))
 	}
-	return append(out, feedPaths()...)
+	return out
 }
 
 // components of the extension.

@@ -263,6 +263,7 @@ func (g *global) handle() {
 		Role: string(RoleGlobal), StoreName: storeName(g.cfg.Store), Started: g.started, DataDir: g.cfg.DataDir,
 		Store: s.store, Unreadable: g.api.server.Unreadable, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.instances, Proxies: g, Checks: g,
 		History: a.history, Sinks: a.adminSinks(), Redactions: a.adminRedactions(), Authorizer: a.authorizer, Cursors: s.cursors, Segments: s.segments(), Logger: g.log,
+		Problems: findProblems(),
 	}) {
 		handlers[path] = handler
 	}

@@ -113,6 +113,11 @@ func (q *ownPaths) run(ctx context.Context) error {
 	return nil
 }
 
+// address by which other instances reach it.
+func (q *ownPaths) address(cfg ControlPlaneConfig) string {
+	return net.JoinHostPort(advertisedHost(cfg.AdvertiseAddress, q.listener.Addr()), portOf(q.listener.Addr()))
+}
+
 func (q *ownPaths) close() { q.listener.Close() }
 
 func (q *ownPaths) writeKubeconfig() error {

@@ -60,10 +60,13 @@ func (p *peers) Others() []string {
 // Send implements admin.Instances. The request is the control plane's own: who asked first,
 // and that the user may, is known to the instance that was asked first, and in its audit log.
 func (p *peers) Send(ctx context.Context, name string, r *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(ctx, peerTimeout)
+	ctx, cancel := context.WithCancel(ctx)
+	// A stream lasts as long as the client reads it.
+	timeout := time.AfterFunc(peerTimeout, cancel)
+	stop := func() { timeout.Stop(); cancel() }
 	client, err := p.http()
 	if err != nil {
-		cancel()
+		stop()
 		return nil, err
 	}
 	for _, m := range p.list() {
@@ -74,13 +77,16 @@ func (p *peers) Send(ctx context.Context, name string, r *http.Request) (*http.R
 		r.URL = &url.URL{Scheme: "https", Host: m.API, Path: r.URL.Path, RawQuery: r.URL.RawQuery}
 		resp, err := client.Do(r)
 		if err != nil {
-			cancel()
+			stop()
 			return nil, err
 		}
-		resp.Body = endingBody{resp.Body, cancel}
+		if r.URL.Path == admin.StreamPath && resp.StatusCode == http.StatusOK {
+			timeout.Stop()
+		}
+		resp.Body = endingBody{resp.Body, stop}
 		return resp, nil
 	}
-	cancel()
+	stop()
 	return nil, fmt.Errorf("instance %s has gone", name)
 }
 

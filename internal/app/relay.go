@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	sidecarv1 "github.com/proxima-mesh/proxima/api/sidecar/v1"
+	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand/wire"
 	"github.com/proxima-mesh/proxima/internal/identity"
@@ -61,8 +62,30 @@ func instanceCertificate(ca *identity.Authority) (c tls.Certificate, err error) 
 }
 
 // atAddress is between the name of an instance and the address of its gRPC port, in the holder
-// of the Lease.
-const atAddress = "@"
+// of the Lease; apiAt between the name and the address of its API, before that.
+const (
+	atAddress = "@"
+	apiAt     = "="
+)
+
+// holderIdentity of an instance in the Lease: NAME=API@GRPC. Versions before this one have NAME@GRPC.
+func holderIdentity(name, api, grpc string) string { return name + apiAt + api + atAddress + grpc }
+
+// apiIn the holder of the Lease is the address of its API; empty: it has none.
+func apiIn(holder string) string {
+	name, _, _ := strings.Cut(holder, atAddress)
+	_, api, _ := strings.Cut(name, apiAt)
+	return api
+}
+
+// leaderPeer is the instance that holds the Lease, as the API reaches it. holder returns the identity of another instance that does;
+// empty: this one does, or none.
+func leaderPeer(holder func() string, ca *identity.Authority) *peers {
+	return &peers{ca: ca, list: func() []cluster.Member {
+		name := holder()
+		return []cluster.Member{{Name: name, API: apiIn(name)}}
+	}}
+}
 
 // addressIn the holder of the Lease; empty: it has none.
 func addressIn(holder string) string {
