@@ -126,6 +126,14 @@ func unhurriedConfig(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
+// topSpare are the columns that a narrow screen leaves out, in this order.
+var topSpare = map[string][]string{
+	"zones":    {"REGION", "WORST", "COST", "NODES"},
+	"services": {"BEST", "ENDPOINTS", "WORST", "COST", "MODE"},
+	"nodes":    {"INSTANCE", "SINCE", "VERSION", "REJECTED"},
+	"sites":    {"VERSION", "SINCE"},
+}
+
 // topTable is a view at a moment.
 type topTable struct {
 	// head sums it up, columns name the cells of rows.

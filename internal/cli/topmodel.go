@@ -258,9 +258,9 @@ func (m *topModel) foot() string {
 // cut a line to the width of the screen.
 func (m *topModel) cut(line string) string { return ansi.Truncate(line, m.width, "…") }
 
-// widths of the columns: what they need, and the widest of them less where that is too much.
+// widths of the columns: what they need. Where that is too much, some are left out (0), and then the widest gets less.
 func (m *topModel) widths() []int {
-	const gap = 2
+	const gap = 2 // as in row
 	widths := make([]int, len(m.table.columns))
 	sum := 0
 	for i, name := range m.table.columns {
@@ -269,6 +269,12 @@ func (m *topModel) widths() []int {
 			widths[i] = max(widths[i], ansi.StringWidth(clean(row[i])))
 		}
 		sum += widths[i] + gap
+	}
+	for _, name := range topSpare[m.query.view] {
+		if i := slices.Index(m.table.columns, name); i >= 0 && sum-gap > m.width {
+			sum -= widths[i] + gap
+			widths[i] = 0
+		}
 	}
 	for sum-gap > m.width {
 		widest := 0
@@ -289,6 +295,9 @@ func (m *topModel) widths() []int {
 func (m *topModel) row(cells []string, widths []int) string {
 	var b strings.Builder
 	for i, cell := range cells {
+		if widths[i] == 0 {
+			continue
+		}
 		cell = ansi.Truncate(clean(cell), widths[i], "…")
 		b.WriteString(cell)
 		if i < len(cells)-1 {

@@ -83,10 +83,10 @@ func Feed(f *admin.FeedStatus, now time.Time) []admin.Problem {
 		add(object{name: name}, "grant what it names; it is tried again", "%s of the cluster are not followed by the change feed now: %s", name, f.UnfollowedKinds[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.SinkProblems)) {
-		add(object{name: name}, "see what receives it, and \"proxima feed sinks\"", "sink %s of the change feed does not deliver, and is tried again: %s", name, f.SinkProblems[name])
+		add(object{name: name}, "see what receives it, and \"proxima feed sink list\"", "sink %s of the change feed does not deliver, and is tried again: %s", name, f.SinkProblems[name])
 	}
 	for _, text := range f.RedactionProblems {
-		add(object{name: "redactions"}, "do what it names; \"proxima feed redactions\" says what is left", "a redacted value may still be in the change feed: %s", text)
+		add(object{name: "redactions"}, "do what it names; \"proxima feed redact --list\" says what is left", "a redacted value may still be in the change feed: %s", text)
 	}
 	if f.Gap {
 		p := add(object{name: "gap"}, "nothing brings it back; give the feed more space", "the change feed has a gap before %s, position %d: changes before it are not shown",
