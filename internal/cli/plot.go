@@ -38,7 +38,8 @@ the viewer. Planned flows are outlined, measured ones filled, estimates hatched.
 				return s.plot(cmd.Context(), path, q, output)
 			},
 		}
-		sub.Flags().StringVarP(&output, "output", "o", "-", "file to write; -: standard output. The extension .json chooses the geometry instead of SVG")
+		sub.Flags().StringVarP(&output, "output", "o", "-", "file to write; -: standard output. The extension .json chooses the geometry instead of SVG; on the command line only")
+		_ = sub.Flags().SetAnnotation("output", commandLineOnly, nil) // it means something else to other commands
 		cmd.AddCommand(sub)
 		return sub
 	}

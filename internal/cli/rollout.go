@@ -46,7 +46,8 @@ waits until all agents that follow have, and exits with 1 after --timeout.`,
 	addNamespaceFlag(f, &r.namespace)
 	addOutputFlag(f, &r.output)
 	f.BoolVarP(&r.watch, "watch", "w", false, "wait until all agents have confirmed it")
-	f.DurationVar(&r.timeout, "timeout", 30*time.Second, "how long --watch waits")
+	f.DurationVar(&r.timeout, "timeout", 30*time.Second, "how long --watch waits; on the command line only")
+	_ = f.SetAnnotation("timeout", commandLineOnly, nil) // it means something else to other commands
 	return cmd
 }
 

@@ -24,7 +24,7 @@ func main() {
 func write(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Problems\n\nGenerated from the code by `make gen`. Commands print the code of an error below its text, `proxima doctor -o json` has it as\n" +
-		"`code`. A code keeps its meaning from one version to the next; texts and hints do not.\n\n" +
+		"`code`, and `proxima doctor --cluster` groups what is wrong in a whole control plane by it. A code keeps its meaning from one version to the next; texts and hints do not.\n\n" +
 		"| code | meaning | remedy |\n|---|---|---|\n")
 	for _, d := range problem.Definitions() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", d.Code, cell(d.Meaning), cell(d.Remedy))
