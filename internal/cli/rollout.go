@@ -149,7 +149,11 @@ func printRollout(out io.Writer, r *admin.Rollout) {
 	if r.Committed && !r.Viewed {
 		fmt.Fprintln(out, "the views that agents follow do not have it yet")
 	}
-	for _, a := range r.Slowest {
+	slowest := r.Slowest
+	if !r.Committed || !r.Viewed { // none can have it
+		slowest = nil
+	}
+	for _, a := range slowest {
 		state := "has not been sent all of it"
 		if a.Sent {
 			state = "was sent it and has not confirmed it"

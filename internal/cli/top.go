@@ -150,7 +150,11 @@ func (t *topTable) print(out io.Writer) error {
 	if t.partial != "" {
 		fmt.Fprintln(out, clean(t.partial))
 	}
-	fmt.Fprintf(out, "%s\n\n", clean(t.head))
+	fmt.Fprintln(out, clean(t.head))
+	if len(t.rows) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	for _, row := range append([][]string{t.columns}, t.rows...) {
 		for i, cell := range row {
