@@ -29,6 +29,9 @@ type plotHandler struct {
 
 // ServeHTTP implements http.Handler.
 func (h plotHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// A browser that opens a drawing runs and loads nothing, whichever instance drew it.
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	scope, err := h.scopes.of(r)
 	if err != nil {
 		refuseSummary(w, err)
@@ -54,9 +57,6 @@ func (h plotHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "image/svg+xml")
-	// A browser that opens it runs and loads nothing.
-	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	_, _ = w.Write(drawing.SVG()) // the client may be gone
 }
 
