@@ -350,6 +350,8 @@ var onlyImporters = map[string][]string{
 	"k8s.io/apiserver/pkg/storage":  {"internal/apiserver", "internal/keyring"},
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 
+	"charm.land/bubbletea":               {"internal/cli"},
+	"github.com/charmbracelet":           {"internal/cli"},
 	"github.com/Microsoft/hnslib":        {"internal/proxy/kernelspace/hns"},
 	"github.com/apache/pulsar-client-go": {"internal/feed/sink/pulsarsink"},
 	"github.com/cilium/ebpf":             {"internal/proxy/ebpf"},

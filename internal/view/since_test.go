@@ -13,9 +13,7 @@ func TestSince(t *testing.T) {
 	if _, ok := b.Since(1); ok {
 		t.Error("views that were never filled have a revision")
 	}
-	for _, s := range []step{{10, 10}, {12, 14}, {20, 14}, {21, 21}} {
-		b.steps = append(b.steps, s)
-	}
+	b.steps = []step{{10, 10}, {12, 14}, {20, 14}, {21, 21}}
 	for _, c := range []struct {
 		revision, sequence uint64
 		ok                 bool
