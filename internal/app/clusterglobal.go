@@ -274,6 +274,7 @@ func (g *clusterGlobal) handle() {
 	for path, handler := range handlers {
 		g.paths.mux.Handle(path, handler)
 	}
+	g.cfg.serveConsole(g.paths.mux.Handle)
 }
 
 // statusPaths are those that the aggregated API of global has.

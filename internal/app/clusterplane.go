@@ -312,6 +312,7 @@ func (p *clusterPlane) handle() {
 	for path, handler := range handlers(config) {
 		p.paths.mux.Handle(path, handler)
 	}
+	p.cfg.serveConsole(p.paths.mux.Handle)
 	log := p.log.With("component", "certificates")
 	issue := access.NewCertificates(p.storage.ca, p.storage.tokens, p.storage.policy(), i.grpcPort(), log)
 	p.paths.mux.Handle(identity.CertificatesPath, p.ofNodes(issue))

@@ -45,6 +45,8 @@ type ControlPlaneConfig struct {
 	ballot   election
 	// APIAddress (HOST:PORT) of the API; port 0: any free one.
 	APIAddress string
+	// NoConsole: the API does not serve the files of the web console.
+	NoConsole bool
 	// GRPCPort of node views, on the API's host; 0: off.
 	GRPCPort int
 	// XDSPort for proxies and gRPC programs, on the API's host; 0: off. XDSPortChosen: somebody

@@ -270,6 +270,7 @@ func (g *global) handle() {
 	for path, handler := range handlers {
 		a.server.Handle(path, handler)
 	}
+	g.cfg.serveConsole(a.server.Handle)
 }
 
 // allowAtGlobal refuses tokens for what joins the control plane of a zone.

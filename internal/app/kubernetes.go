@@ -202,6 +202,7 @@ func (p *plannerOnly) handle() {
 	for path, handler := range admin.PlannerHandlers(config) {
 		p.api.mux.Handle(path, handler)
 	}
+	p.cfg.serveConsole(p.api.mux.Handle)
 }
 
 // strip takes from an object what no plan and no answer depends on.

@@ -218,6 +218,7 @@ func (cp *standalone) handle() {
 	}) {
 		a.server.Handle(path, handler)
 	}
+	cp.cfg.serveConsole(a.server.Handle)
 }
 
 func (cp *standalone) serving() Serving {

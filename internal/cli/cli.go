@@ -145,7 +145,7 @@ func newRoot(s *settings) *cobra.Command {
 	root.AddCommand(
 		newUp(s), newControlPlane(s), newNode(s), newIngress(s), newEgress(s), newRun(s), newSidecar(s), newDemo(s),
 		newGet(s), newApply(s), newDelete(s), newDescribe(s), newHistory(s), newConvert(s),
-		newStatus(s), newTop(s), newExplain(s), newTrace(s), newSimulate(s), newPlot(s), newRollout(s), newDoctor(s), newDocs(s), newToken(s), newZone(s), newProxy(s), newRegistry(s), newCompletion(s), newVersion(s),
+		newStatus(s), newTop(s), newConsole(s), newExplain(s), newTrace(s), newSimulate(s), newPlot(s), newRollout(s), newDoctor(s), newDocs(s), newToken(s), newZone(s), newProxy(s), newRegistry(s), newCompletion(s), newVersion(s),
 		newBackup(s), newRestore(s), newSecrets(s), newAudit(s), newFeed(s),
 		newInstall(s), newUninstall(s),
 		newLab(s),

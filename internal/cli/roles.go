@@ -63,6 +63,7 @@ type planeFlags struct {
 	registries   registryFlags
 	feed         feedFlags
 	pulsarPort   int
+	console      bool
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -74,6 +75,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	p.registries.add(f)
 	p.feed.add(f)
 	f.IntVar(&p.pulsarPort, "pulsar-port", 0, "port for clients of Apache Pulsar that read the change feed, on the API's host, with TLS as --registry-tls says; 6650 is usual; 0: off")
+	f.BoolVar(&p.console, "console", true, "serve the files of the web console at /console/ of the API")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
 	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
@@ -146,7 +148,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, ExternalIPRanges: externalIPs,
 		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, Quota: quota, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
-		DefaultTopologyMode: p.topologyMode,
+		DefaultTopologyMode: p.topologyMode, NoConsole: !p.console,
 		Heuristics:          s.heuristics,
 	}, err
 }
