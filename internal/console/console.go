@@ -7,6 +7,7 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"strings"
@@ -103,6 +104,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, Path)
 	if name == "" {
 		name = "index.html"
+	}
+	if name == "session" {
+		// The loopback listener of "proxima console" has sessions. Here the API itself asks for credentials.
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_, _ = io.WriteString(w, `{"direct": true}`+"\n") // the client may be gone
+		return
 	}
 	f, ok := h.files[name]
 	if !ok || !strings.HasPrefix(r.URL.Path, Path) {

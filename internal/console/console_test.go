@@ -37,6 +37,7 @@ func TestHandler(t *testing.T) {
 		{"GET", "/console/console.css", 200, "text/css; charset=utf-8"},
 		{"GET", "/console/LICENSES.txt", 200, "text/plain; charset=utf-8"},
 		{"GET", "/console/../console.go", 404, "text/plain; charset=utf-8"},
+		{"GET", "/console/session", 200, "application/json"},
 		{"GET", "/console/none.js", 404, "text/plain; charset=utf-8"},
 		{"POST", "/console/", 405, "text/plain; charset=utf-8"},
 	} {

@@ -28,7 +28,7 @@ export function Chart({ label, last, step, curves, height = 160, max }: { label:
       plot = new uPlot({
         width: Math.max(160, e.clientWidth), height, legend: { show: false }, cursor: { drag: { x: false, y: false } },
         scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), max ?? ((high ?? 1) * 1.08 || 1)] } },
-        axes: [{ ...axis, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
+        axes: [{ ...axis, size: 30, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
           { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => curves[0]?.format(t) ?? String(t)) }],
         series: [{}, ...curves.map((c, i) => ({ label: c.name, stroke: color(lines[i % lines.length]!), width: 1.5, dash: dashes[i % dashes.length], points: { show: n < 2 } }))],
       }, [xs, ...rows] as uPlot.AlignedData, e);

@@ -93,7 +93,7 @@ function layout(w: World) {
   return { places, ribbons, rest, guessed, height: last ? last.y + last.h + 12 : 40, scale };
 }
 
-const width = 760, side = 172, barWidth = 6;
+const width = 800, side = 186, barWidth = 6;
 
 function band(r: Ribbon, h: number): string {
   const x0 = side + barWidth + 2, x1 = width - side - barWidth - 2, mid = (x0 + x1) / 2, t = Math.max(0.75, h / 2);
@@ -143,7 +143,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
         </pattern>)}
       </defs>
       {!single && frames(places).map((f) => <g key={f.region}>
-        <rect class="region" x="0.5" y={f.y + 0.5} width={width - 1} height={f.h - 1} /><text class="regionname" x={width / 2} y={f.y + 12} text-anchor="middle">{short(f.region, 60)}</text>
+        <rect class="region" x="0.5" y={f.y + 0.5} width={width - 1} height={f.h - 1} /><text class="regionname" x={10} y={f.y + 13}>{short(f.region, 60)}</text>
       </g>)}
       {staying.map(shape)}{leaving.map(shape)}
       {places.map((p) => {

@@ -3,7 +3,7 @@
 import { Chart } from "./chart.tsx";
 import { age, group, money, num, percent, plural, rate, times } from "./format.ts";
 import { Flows, ordered } from "./map.tsx";
-import { ProblemList } from "./problems.tsx";
+import { ProblemList, worstFirst } from "./problems.tsx";
 import type { Stream } from "./stream.ts";
 import { Table } from "./table.tsx";
 import type { Flow, Problem, Routed, Series, Services, Totals, Zone } from "./types.ts";
@@ -25,7 +25,7 @@ export function Overview({ stream }: { stream: Stream }) {
   if (total.services === 0) {
     return <>{head}<Partial text={scope.partial} /><Empty command="proxima apply -f service.yaml">There are no Services{scope.partial ? " that you may see" : ""}. A Service with endpoints in several zones makes this page: docs/how-to/three-machines.md.</Empty></>;
   }
-  const problems = [...s.rows("problems").values()] as Problem[];
+  const problems = worstFirst([...s.rows("problems").values()] as Problem[]);
   const old = s.health === "stale" || s.health === "ended";
   const leaving = flows.filter((f) => f.from !== f.to).reduce((n, f) => n + (f.planned ?? 0), 0);
   const basis = total.guessed ? "estimated" : "planned";
@@ -43,14 +43,17 @@ export function Overview({ stream }: { stream: Stream }) {
       <Fact name="Services" value={<a href="#/services">{group(total.services)}</a>} title={`${plural(total.planned, "Service")} planned, ${total.measured} measured`} />
     </dl>
     <div class="panels">
-      <Panel wide title="Flows between zones" aside={<span class="dim">measured since {age(scope.since)}</span>}>
+      <Panel wide title="Flows between zones" aside={<span class="dim">{total.guessed ? "estimated" : `measured for ${age(scope.since)}`}</span>}>
         <Flows world={{ zones: ordered(zones), flows, currency: total.currency }} fold={place.query.get("fold") === "true"} onFold={(f) => adjust({ fold: f ? "true" : undefined })} pick />
       </Panel>
+    </div>
+    <div class="columns"><div>
       <Panel title="Ways to route all of it" aside={<Kinds of={basis} />}><Comparison total={total} /></Panel>
+      <Savings />
+    </div><div>
       <Panel title="Problems" aside={problems.length > 5 && <a href="#/problems">all {problems.length}</a>}>
         {s.error("problems") ? <p class="note error">{s.error("problems")}</p> : !s.filled("problems") ? <p class="loading" role="status">Loading …</p> : <ProblemList problems={problems.slice(0, 5)} />}
       </Panel>
-      <Savings />
       <Panel title="Why a mode is not in effect">
         {refused.length === 0 ? <p class="empty">Each Service is routed by the mode that it asks for.</p> : <table class="plain"><thead><tr><th scope="col">reason</th><th scope="col" class="number">Services</th></tr></thead>
           <tbody>{refused.map((c) => <tr key={c.code}><th scope="row"><a href={href(["services"], { code: c.code, refused: "true" })}>{c.code}</a></th><td class="number">{group(c.refused!)}</td></tr>)}</tbody></table>}
@@ -60,7 +63,7 @@ export function Overview({ stream }: { stream: Stream }) {
         <p>No price or no bytes are known, so that nothing is said of money. A price is stated in a ZoneCosts object, bytes are counted by agents: docs/how-to/traffic-costs.md.</p>
         <Copy text="proxima simulate --top 10 --price USD:0.02:0.04" />
       </Panel>}
-    </div>
+    </div></div>
   </div></>;
 }
 
@@ -76,10 +79,15 @@ function Comparison({ total }: { total: Totals }) {
   return <><table class="plain bars"><thead><tr><th scope="col">way</th><th scope="col">stays in its zone</th><th scope="col">busiest endpoint</th></tr></thead>
     <tbody>{rows.map(([name, title, r]) => <tr key={name} title={title}>
       <th scope="row">{name}</th>
-      <td><span class="num">{percent(r.inZone)}</span><meter class="share" min={0} max={1} value={r.inZone} aria-label={name + ": share that stays"} /></td>
-      <td><span class="num">{times(r.worst)}</span><meter class={overloaded(r) ? "load high" : "load"} min={0} max={most} value={r.worst} aria-label={name + ": load of the busiest endpoint"} /></td>
+      <td><span class="num">{percent(r.inZone)}</span><Track part={r.inZone} /></td>
+      <td><span class="num">{times(r.worst)}</span><Track part={r.worst / most} high={overloaded(r)} /></td>
     </tr>)}</tbody></table>
     <p class="dim">The busiest endpoint's load is a multiple of the mean of its Service: 1 is even. {overloaded(total.ways.sameZone) && `PreferSameZone would load it with ${times(total.ways.sameZone.worst)}.`}</p></>;
+}
+
+// Track draws a number that stands beside it.
+function Track({ part, high }: { part: number; high?: boolean }) {
+  return <span class={high ? "track high" : "track"} aria-hidden="true"><span style={{ width: 100 * Math.max(0, Math.min(1, part)) + "%" }} /></span>;
 }
 
 const overloaded = (r: Routed) => r.worst > 1.25;
@@ -96,7 +104,7 @@ function Savings() {
         { name: "now", number: true, title: "stays in its zone", cell: (l) => percent(l.inZone) },
         { name: "best", number: true, title: "would stay with the best plan", cell: (l) => percent(l.ways.best.inZone) },
         ...(priced ? [{ name: "saves a month", number: true, cell: (l: typeof found[0]) => money(l.saving, l.currency) }] : []),
-        { name: "why not", cell: (l) => <span title={l.why}>{l.code}</span> },
+        { name: "state", cell: (l) => <span title={l.why}>{l.code}</span> },
       ]} />;
     }}</View>
   </Panel>;
@@ -104,7 +112,7 @@ function Savings() {
 
 function Past() {
   const load = useLoad<Series>("/proxima/v1/series?minutes=360", 30);
-  return <Panel title="Share that stays, of the last six hours" aside={load.data && <span class="dim">since {age(load.data.since)}</span>}>
+  return <Panel title="Share that stays, of the last six hours" aside={load.data && <span class="dim">kept for {age(load.data.since)}</span>}>
     <View of={load}>{(d) => {
       const zones = d.zones.filter((z) => z.inZone.length > 0);
       if (!d.last || zones.length === 0) return <p class="empty">The first values come after {num(d.stepSeconds)} seconds. A restart, or a change of the leader, begins anew.</p>;

@@ -11,6 +11,8 @@ function objectOf(p: Problem) {
   return p.kind === "Service" && p.namespace && p.name ? <a href={serviceHref(p.namespace, p.name)}>Service {name}</a> : p.kind + " " + name;
 }
 
+export const worstFirst = (all: Problem[]) => [...all].sort((a, b) => a.severity < b.severity ? -1 : a.severity > b.severity ? 1 : a.code < b.code ? -1 : 1);
+
 const isCommand = (fix: string) => /^(sudo )?(proxima|kubectl) /.test(fix);
 
 export function ProblemList({ problems }: { problems: Problem[] }) {
@@ -25,7 +27,7 @@ export function ProblemList({ problems }: { problems: Problem[] }) {
 export function Problems({ stream }: { stream: Stream }) {
   const s = useStream(stream);
   const first = useLoad<Answer>("/proxima/v1/problems");
-  const problems = s.filled("problems") ? [...s.rows("problems").values()] as Problem[] : undefined;
+  const problems = s.filled("problems") ? worstFirst([...s.rows("problems").values()] as Problem[]) : undefined;
   const codes = new Map<string, Problem[]>();
   const show = (all: Problem[]) => {
     for (const p of all) codes.set(p.code, [...codes.get(p.code) ?? [], p]);

@@ -50,15 +50,20 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
       <Panel wide title="Flows between zones" aside={<Kinds of={basis} />}>
         {flows.length ? <Flows world={{ zones: ordered(shown), flows, currency: d.currency }} /> : <p class="empty">{d.endpoints ? "No client is known." : "No endpoint is ready, so that connections fail."}</p>}
       </Panel>
+    </div>
+    <div class="columns"><div>
       <Panel title="Endpoints by zone">
         {d.byZone?.length ? <Table label="Endpoints by zone" rows={d.byZone} id={(z) => z.zone} columns={[
           { name: "zone", cell: (z) => z.zone }, { name: "endpoints", number: true, cell: (z) => num(z.endpoints) }, { name: "load of one", number: true, cell: (z) => times(z.load), title: "as a multiple of the mean of the Service" },
         ]} /> : <Empty command={`proxima get endpointslices -n ${d.namespace} -l kubernetes.io/service-name=${d.name}`}>No endpoint is ready.</Empty>}
       </Panel>
-      <Demand namespace={d.namespace} name={d.name} />
-      {d.endpoints > 0 && <Why namespace={d.namespace} name={d.name} zones={zones} />}
       {d.endpoints > 0 && zones.length > 1 && <WhatIf full={full} zones={zones} />}
+    </div><div>
+      <Demand namespace={d.namespace} name={d.name} />
       {status?.feed && <PlanHistory namespace={d.namespace} name={d.name} />}
+    </div></div>
+    <div class="columns below">
+      {d.endpoints > 0 && <Why namespace={d.namespace} name={d.name} zones={zones} />}
       <Object_ namespace={d.namespace} name={d.name} write={write} changed={changed} />
     </div>
   </>;
@@ -66,7 +71,7 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
 
 function Demand({ namespace, name }: { namespace: string; name: string }) {
   const load = useLoad<Series>(query("/proxima/v1/series", { namespace, name }), 60);
-  return <Panel title="Demand of the last six hours" aside={load.data && <span class="dim">since {age(load.data.since)}</span>}>
+  return <Panel title="Demand of the last six hours" aside={load.data && <span class="dim">kept for {age(load.data.since)}</span>}>
     <View of={load}>{(s) => {
       const z = s.zones[0];
       if (!z || !s.last || z.demand.length === 0) return <p class="empty">None is measured yet; a value is kept every {span(s.stepSeconds)}. It begins anew with the control plane, or its leader.</p>;
@@ -167,7 +172,7 @@ function PlanHistory({ namespace, name }: { namespace: string; name: string }) {
   const own = plans.data?.items.filter((p) => (p.spec as { service?: string } | undefined)?.service === name).map((p) => p.metadata.name) ?? [];
   const plan = own[0] ?? "";
   const load = useLoad<History>(plan ? query("/proxima/v1/feed/history", { resource: "trafficplans", group: "planner.mesh.proxima.dev", namespace, name: plan, limit: 20 }) : "");
-  return <Panel title="Plans of before" aside={plan && <Copy text={`proxima history trafficplan ${plan} -n ${namespace}`} />}>
+  return <Panel title="Earlier plans" aside={plan && <Copy text={`proxima history trafficplan ${plan} -n ${namespace}`} />}>
     <View of={plans}>{() => plan ? <View of={load}>{(h) => <Changes h={h} />}</View> : <p class="empty">There is no TrafficPlan of this Service: agents follow plans of Services in mode Adaptive alone.</p>}</View>
   </Panel>;
 }

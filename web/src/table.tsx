@@ -71,7 +71,7 @@ export function Table<T>(p: Props<T>) {
         </tbody>
       </table>
     </div>
-    {p.file && <p class="under dim">{group(p.rows.length)}{total > p.rows.length ? " of " + group(total) : ""} rows <button type="button" onClick={save}>save as CSV</button></p>}
+    {p.file && <p class="under dim">{group(p.rows.length)}{total > p.rows.length ? " of " + group(total) : ""} {total === 1 ? "row" : "rows"} <button type="button" onClick={save}>save as CSV</button></p>}
   </div>;
 }
 

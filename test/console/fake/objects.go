@@ -1,0 +1,136 @@
+package fake
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/registry"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+)
+
+// Status of a control plane that has a source for each page.
+func Status(w *World, s admin.Status) map[string]any {
+	k := 0
+	for _, z := range w.Zones.Zones {
+		for i := range min(z.Nodes, 4) {
+			a := admin.AgentStatus{Node: fmt.Sprintf("%s-%d", z.Name, i), Version: "v0.1.0", Peer: fmt.Sprintf("192.0.2.%d:40000", k%250), Since: w.Now.Add(-time.Duration(k+1) * time.Minute), BytesSent: uint64(k) * 51200}
+			if k == 3 {
+				a.Behind, a.Rejected = 12, "services: unknown field"
+			}
+			s.Agents = append(s.Agents, a)
+			k++
+		}
+	}
+	s.Registries = []registry.Status{{Protocol: "nacos", Address: "127.0.0.1:8848", Clients: 12, Limit: 1000, Sessions: 12, Instances: 40, Requests: 120394, Pushes: 4031, LastLagSeconds: 0.012}}
+	s.Federation = &admin.FederationStatus{Zone: "east", Global: "192.0.2.1:6445", Connected: true, LastCheck: w.Now.Add(-3 * time.Second), Types: []mesh.TypeSync{
+		{Type: "Mesh", Direction: "GlobalToZone", Objects: 1},
+		{Type: "ServiceExport", Direction: "ZoneToGlobal", Objects: 40, Held: 25, HeldNames: []string{"shop/web", "shop/cart"}, HeldToken: "7f3a"},
+	}}
+	s.Store.Name, s.Store.Revision = "sqlite", 4120
+	out := map[string]any{}
+	reencode(s, &out)
+	out["feed"] = map[string]any{"begins": w.Now.Add(-48 * time.Hour)}
+	return out
+}
+
+// Problems of several kinds.
+func Problems(now time.Time) []admin.Problem {
+	return []admin.Problem{
+		{Code: "NodeNotReady", Severity: admin.SeverityError, Kind: "Node", Name: "zone-b-1", Problem: "its lease was not renewed for 2 minutes", Fix: "is the agent running there? journalctl -u proxima-node", Since: now.Add(-2 * time.Minute)},
+		{Code: "FewEndpoints", Severity: admin.SeverityWarning, Kind: "Service", Namespace: "shop", Name: "order", Problem: "2 endpoints in 2 zones are too few to divide", Fix: "proxima explain service shop/order", Since: now.Add(-26 * time.Hour)},
+	}
+}
+
+type object = map[string]any
+
+// Objects of the Kubernetes API, by path.
+func Objects(w *World) map[string]any {
+	var nodes []object
+	for _, z := range w.Zones.Zones {
+		for i := range min(z.Nodes, 4) {
+			status := "True"
+			if i >= z.Ready {
+				status = "False"
+			}
+			nodes = append(nodes, object{
+				"metadata": object{"name": fmt.Sprintf("%s-%d", z.Name, i), "labels": object{"topology.kubernetes.io/zone": string(z.Name), "mesh.proxima.dev/proxy-mode": "nftables"}},
+				"status":   object{"conditions": []object{{"type": "Ready", "status": status, "message": "agent is ready"}}},
+			})
+		}
+	}
+	out := map[string]any{
+		"/api/v1/nodes": object{"items": nodes},
+		"/apis/mesh.proxima.dev/v1alpha1/backendpolicies":    object{"items": []object{}},
+		"/apis/mesh.proxima.dev/v1alpha1/proxypatches":       object{"items": []object{}},
+		"/apis/mesh.proxima.dev/v1alpha1/trafficpermissions": object{"items": []object{policy(w, "allow-web", "True", "")}},
+		"/apis/mesh.proxima.dev/v1alpha1/workloadpolicies":   object{"items": []object{policy(w, "timeouts", "True", ""), policy(w, "limits", "False", "2 of 14 proxies refused it: unknown field")}},
+		admin.FeedHistoryPath: object{"begins": w.Now.Add(-48 * time.Hour), "changes": []object{
+			change(w, 4100, "shop", "web", "alice", object{"path": "spec.ports[0].port", "from": 80, "to": 8080}),
+			change(w, 4090, "shop", "cart", "system:controller", object{"path": "status.conditions[Plan].reason", "from": "Pending", "to": "Planned"}),
+		}},
+		admin.ShiftPath: object{"zone": "zone-a", "endpoints": 12, "services": []object{{"name": "shop/web", "out": 3, "left": 7}}, "plans": object{"services": []object{}}},
+	}
+	for _, l := range w.Services[:min(40, len(w.Services))] {
+		out[fmt.Sprintf("/api/v1/namespaces/%s/services/%s", l.Namespace, l.Name)] = object{
+			"apiVersion": "v1", "kind": "Service", "metadata": object{"name": l.Name, "namespace": l.Namespace, "resourceVersion": "4000", "creationTimestamp": w.Now.Add(-72 * time.Hour)},
+			"spec": object{"clusterIP": "10.96.0.10", "ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}, "selector": object{"app": l.Name}},
+		}
+		out[fmt.Sprintf("/apis/planner.mesh.proxima.dev/v1alpha1/namespaces/%s/trafficplans", l.Namespace)] = object{"items": []object{{"metadata": object{"name": l.Name + "-x"}, "spec": object{"service": l.Name}}}}
+	}
+	if len(w.Services) > 0 {
+		out[admin.ExplainServicePath] = explained(w)
+		out[admin.SimulatePath] = simulated(w)
+		out[admin.FeedStatePath] = out[fmt.Sprintf("/api/v1/namespaces/%s/services/%s", w.Services[0].Namespace, w.Services[0].Name)]
+	}
+	return out
+}
+
+func policy(w *World, name, programmed, why string) object {
+	return object{
+		"metadata": object{"name": name, "namespace": "shop", "creationTimestamp": w.Now.Add(-10 * time.Hour)},
+		"spec":     object{"selector": object{"matchLabels": object{"app": "web"}}},
+		"status":   object{"targets": 14, "conditions": []object{{"type": "Accepted", "status": "True"}, {"type": "Programmed", "status": programmed, "message": why}}},
+	}
+}
+
+func change(w *World, position int, namespace, name, user string, field object) object {
+	return object{"position": position, "time": w.Now.Add(-time.Duration(5000-position) * time.Second), "operation": "update", "resource": "services", "kind": "Service", "namespace": namespace, "name": name, "user": user, "fields": []object{field}}
+}
+
+func zonesOf(w *World) []string {
+	var out []string
+	for _, z := range w.Services[0].ByZone {
+		out = append(out, string(z.Zone))
+	}
+	return out
+}
+
+func explanation(w *World) object {
+	var zones []object
+	all := zonesOf(w)
+	for i, z := range all {
+		zones = append(zones, object{"name": z, "demand": 1 / float64(len(all)), "weight": 3, "rule": "Own", "overload": 0.05 * float64(i), "to": []object{{"zone": z, "share": 0.9}, {"zone": all[(i+1)%len(all)], "share": 0.1}}})
+	}
+	return object{"limit": 1.2, "zones": zones, "metrics": object{"inZone": 0.9, "cost": 0.1, "worst": 1.1}}
+}
+
+func explained(w *World) object {
+	var endpoints []object
+	for i, z := range zonesOf(w) {
+		endpoints = append(endpoints, object{"address": fmt.Sprintf("10.0.%d.7:8080", i), "node": z + "-0", "zone": z, "share": 1 / float64(len(zonesOf(w))), "reason": "Planned", "why": "its zone gets this share of the plan"})
+	}
+	return object{
+		"service": w.Services[0].Namespace + "/" + w.Services[0].Name, "addresses": []string{"10.96.0.10"},
+		"ports":    []object{{"name": "http", "port": 80, "protocol": "TCP", "families": []object{{"family": "IPv4", "rule": "Plan", "outcome": "connections are divided by the plan", "endpoints": endpoints}}}},
+		"topology": object{"mode": "proxima.dev/Adaptive", "planned": true, "decision": "a plan is in effect", "plans": []object{{"ports": []string{"http"}, "family": "IPv4", "ageSeconds": 93, "reason": "EndpointsChanged", "measured": true, "connectionsPerSecond": 120, "plan": explanation(w), "now": object{"inZone": 0.9, "cost": 0.1, "worst": 1.1}, "gapPoints": 0.4}}},
+	}
+}
+
+func simulated(w *World) object {
+	return object{"unaffected": 3, "services": []object{{
+		"service": w.Services[0].Namespace + "/" + w.Services[0].Name, "ports": []string{"http"}, "family": "IPv4", "planned": true,
+		"before": object{"inZone": 0.9, "cost": 0.1, "worst": 1.1}, "after": object{"inZone": 0.7, "cost": 0.3, "worst": 1.19}, "unplanned": object{"inZone": 0.6, "cost": 0.4, "worst": 1.9}, "plan": explanation(w),
+	}}}
+}
