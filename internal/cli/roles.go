@@ -149,7 +149,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, Quota: quota, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode, NoConsole: !p.console,
-		Heuristics:          s.heuristics,
+		Heuristics: s.heuristics,
 	}, err
 }
 

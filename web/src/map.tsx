@@ -151,7 +151,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
         const labels = <>
           <rect class="bar" x={side - 2} y={p.y} width={barWidth} height={p.h} /><rect class="bar" x={width - side - barWidth + 2} y={p.y} width={barWidth} height={p.h} />
           <text x={side - 12} y={mid - 4} text-anchor="end">{name(z)}</text>
-          <text class="small" x={side - 12} y={mid + 11} text-anchor="end">{guessed ? percent(z.inZone) + " stays" : `${rate(z.demand)}, ${percent(z.inZone)} stays`}</text>
+          <text class="small" x={side - 12} y={mid + 11} text-anchor="end">{z.demand === 0 && !guessed ? "no clients" : guessed ? percent(z.inZone) + " stays" : `${rate(z.demand)}, ${percent(z.inZone)} stays`}</text>
           <text x={width - side + 12} y={mid - 4}>{name(z)}</text>
           <text class="small" x={width - side + 12} y={mid + 11}>{plural(z.endpoints, "endpoint")}, busiest {times(z.worst)}</text>
         </>;

@@ -34,8 +34,8 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
   const full = d.namespace + "/" + d.name;
   return <>
     <dl class="facts">
-      <Fact name="mode" value={d.mode || "none"} title={d.level ? "chosen by: " + d.level : "nothing chooses one"} />
-      <Fact name="state" value={<span class={d.refused ? "bad" : undefined}>{d.code}</span>} />
+      <Fact long name="mode" value={d.mode || "none"} title={d.level ? "chosen by: " + d.level : "nothing chooses one"} />
+      <Fact long name="state" value={<span class={d.refused ? "bad" : undefined}>{d.code}</span>} />
       <Fact name="endpoints" value={`${num(d.endpoints)} in ${plural(d.zones, "zone")}`} />
       <Fact name="demand" of={d.measured ? "measured" : "estimated"} value={d.measured ? rate(d.demand) : "not measured"} />
       <Fact name="stays in its zone" of={basis} value={d.endpoints ? percent(d.inZone) : "–"} />
@@ -62,7 +62,7 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
       <Demand namespace={d.namespace} name={d.name} />
       {status?.feed && <PlanHistory namespace={d.namespace} name={d.name} />}
     </div></div>
-    <div class="columns below">
+    <div class="columns">
       {d.endpoints > 0 && <Why namespace={d.namespace} name={d.name} zones={zones} />}
       <Object_ namespace={d.namespace} name={d.name} write={write} changed={changed} />
     </div>

@@ -17,10 +17,10 @@ export function Sites({ write }: { write: boolean }) {
 function OfZone({ f, write, done }: { f: Federation; write: boolean; done: () => void }) {
   return <>
     <dl class="facts">
-      <Fact name="this site" value={f.zone} /><Fact name="global" value={f.global ?? "–"} />
+      <Fact name="this site" value={f.zone} /><Fact long name="global" value={f.global ?? "–"} />
       <Fact name="connection" value={<span class={f.connected ? undefined : "bad"}>{f.connected ? "connected" : "not connected"}</span>} />
       <Fact name="last answer" value={f.lastCheck ? age(f.lastCheck) + " ago" : "–"} /><Fact name="not confirmed" value={plural(f.behind ?? 0, "change")} />
-      <Fact name="certificate until" value={clock(f.certificateNotAfter)} />
+      <Fact long name="certificate until" value={clock(f.certificateNotAfter)} />
     </dl>
     {f.problem && <p class="note error">{f.problem}</p>}
     {!f.connected && <p class="note">Without global, this site goes on by itself: its own Services, plans and policies work, and names of other sites keep the endpoints that were known. What changes elsewhere comes when the connection is back.</p>}

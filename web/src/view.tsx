@@ -147,8 +147,8 @@ export function Kinds({ of }: { of: "measured" | "planned" | "estimated" }) {
   return <span class={"kind " + of}>{of}</span>;
 }
 
-export function Fact({ name, value, of, title }: { name: string; value: ComponentChildren; of?: "measured" | "planned" | "estimated"; title?: string }) {
-  return <div class="fact" title={title}><dt>{name}{of && <> <Kinds of={of} /></>}</dt><dd>{value}</dd></div>;
+export function Fact({ name, value, of, title, long }: { name: string; value: ComponentChildren; of?: "measured" | "planned" | "estimated"; title?: string; long?: boolean }) {
+  return <div class={long ? "fact long" : "fact"} title={title}><dt>{name}{of && <> <Kinds of={of} /></>}</dt><dd>{value}</dd></div>;
 }
 
 export function Panel({ title, children, aside, wide }: { title: ComponentChildren; children: ComponentChildren; aside?: ComponentChildren; wide?: boolean }) {
