@@ -5,8 +5,8 @@ BIN := $(CURDIR)/bin
 VERSION ?= v0.1.0-dev
 LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
 # Modules of their own: what they compare us with is not linked into the product.
-MODULES := $(shell ls -d test/endpointslice test/topology test/crd test/chart test/pulsar bench/fanout bench/feed bench/registry bench/xds tools/release 2>/dev/null | paste -sd,)
-PLAIN := $(shell ls -d test/chart bench/fanout bench/feed bench/registry bench/xds tools/release 2>/dev/null | paste -sd,)
+MODULES := $(shell ls -d test/endpointslice test/topology test/crd test/chart test/console test/pulsar bench/fanout bench/feed bench/registry bench/xds tools/console tools/release 2>/dev/null | paste -sd,)
+PLAIN := $(shell ls -d test/chart test/console bench/fanout bench/feed bench/registry bench/xds tools/console tools/release 2>/dev/null | paste -sd,)
 # Images are IMAGE:VERSION. SIGNING_KEY is a private key in a file, BUILDER a URI of whose it is.
 IMAGE ?= ghcr.io/proxima-mesh/proxima
 RELEASE = cd tools/release && CGO_ENABLED=0 $(GO) run . -root $(CURDIR) -version '$(VERSION)' -image '$(IMAGE)' \

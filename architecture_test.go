@@ -180,6 +180,7 @@ var layers = map[string]layer{
 
 	// one technology each: a protocol, a database, a kernel interface, files
 	"internal/admin":                    adapter,
+	"internal/console":                  adapter,
 	"internal/apiserver":                adapter,
 	"internal/apiserver/kvstorage":      adapter,
 	"internal/apiserver/openapi":        adapter,

@@ -10,12 +10,12 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// isPublic reports whether a path is readable without authentication: health and version.
+// isPublic reports whether a path is readable without authentication: health, the version, and the files of the console.
 func isPublic(path string) bool {
 	if path == "/version" || path == "/version/" {
 		return true
 	}
-	for _, prefix := range []string{"/healthz", "/livez", "/readyz"} {
+	for _, prefix := range []string{"/healthz", "/livez", "/readyz", "/console"} {
 		if path == prefix || strings.HasPrefix(path, prefix+"/") {
 			return true
 		}
@@ -78,7 +78,7 @@ func (g gate) Authorize(ctx context.Context, a authorizer.Attributes) (authorize
 	decision, reason, err := g.next.Authorize(ctx, a)
 	if isAnonymous(a.GetUser()) {
 		if decision == authorizer.DecisionAllow || reason == "" {
-			reason = "anonymous may read health and version only"
+			reason = "anonymous may read health, the version and the files of the console only"
 		}
 		return authorizer.DecisionDeny, reason, err
 	}

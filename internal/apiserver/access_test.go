@@ -21,6 +21,9 @@ func TestAccess(t *testing.T) {
 		{"anonymous liveness", "GET", "/livez", "", 200},
 		{"anonymous readiness", "GET", "/readyz", "", 200},
 		{"anonymous check", "GET", "/readyz/store", "", 200},
+		{"anonymous console", "GET", "/console/", "", 404}, // it is not served here, and not refused
+		{"anonymous beside the console", "GET", "/consoles", "", 401},
+		{"anonymous write to the console", "POST", "/console/", "", 403},
 		{"anonymous post to health", "POST", "/healthz", "", 403},
 		{"anonymous list", "GET", "/api/v1/namespaces", "", 401},
 		{"anonymous discovery", "GET", "/apis", "", 401},

@@ -19,7 +19,7 @@ import (
 func main() {
 	root := flag.String("root", filepath.Join("..", ".."), "directory of the repository")
 	flag.Parse()
-	if err := bundle(*root); err != nil {
+	if err := bundle(filepath.Join(*root, "web"), filepath.Join(*root, "internal", "console", "dist")); err != nil {
 		fmt.Fprintln(os.Stderr, "console:", err)
 		os.Exit(1)
 	}
@@ -28,12 +28,15 @@ func main() {
 // tsconfig for the bundler: types are checked apart.
 const tsconfig = `{"compilerOptions": {"jsx": "react-jsx", "jsxImportSource": "preact", "strict": true, "target": "es2022"}}`
 
-func bundle(root string) error {
-	root, err := filepath.Abs(root)
+// bundle the sources in web to files in dist.
+func bundle(web, dist string) error {
+	web, err := filepath.Abs(web)
 	if err != nil {
 		return err
 	}
-	web, dist := filepath.Join(root, "web"), filepath.Join(root, "internal", "console", "dist")
+	if dist, err = filepath.Abs(dist); err != nil {
+		return err
+	}
 	result := api.Build(api.BuildOptions{
 		AbsWorkingDir:       web,
 		EntryPointsAdvanced: []api.EntryPoint{{InputPath: "src/main.tsx", OutputPath: "console"}},

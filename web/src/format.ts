@@ -55,6 +55,9 @@ export function clock(text: string | number | undefined): string {
   return `${t.getFullYear()}-${two(t.getMonth() + 1)}-${two(t.getDate())} ${two(t.getHours())}:${two(t.getMinutes())}:${two(t.getSeconds())}`;
 }
 
+// zoneName of a zone; nodes without the label are in one without a name.
+export const zoneName = (name: string | undefined) => name || "(no zone)";
+
 export const plural = (n: number, one: string, many = one + "s") => group(n) + " " + (n === 1 ? one : many);
 
 // yaml of a JSON value, in the order that it has.

@@ -1,7 +1,7 @@
 // Flows between zones: a map of ribbons, or a matrix where there are many zones.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, money, num, percent, plural, rate, times } from "./format.ts";
+import { bytes, money, num, percent, plural, rate, times, zoneName } from "./format.ts";
 import { Table, type Column } from "./table.tsx";
 import type { Flow, Zone } from "./types.ts";
 import { href } from "./view.tsx";
@@ -114,7 +114,7 @@ function frames(places: Bar[]) {
 const short = (text: string, most: number) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 
 function titleOf(f: Flow, currency?: string) {
-  const parts = [`${f.from} → ${f.to}`];
+  const parts = [`${zoneName(f.from)} → ${zoneName(f.to)}`];
   if (f.planned) parts.push(`planned ${rate(f.planned)}`);
   if (f.guess) parts.push(`estimated: the demand of ${num(f.guess)} Services`);
   if (f.measured) parts.push(`measured ${rate(f.measured)}`);
@@ -134,7 +134,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
       {(r.flow.planned ?? 0) > 0 && <path class="planned" d={band(r, r.h * r.flow.planned! / r.size)} />}
     </>}
   </g>;
-  const name = (z: Zone) => <tspan class="name">{short(z.name, 22)}</tspan>;
+  const name = (z: Zone) => <tspan class="name">{short(zoneName(z.name), 22)}</tspan>;
   return <figure class="map">
     <svg viewBox={`0 0 ${width} ${height}`} role="img" aria-label={`Flows between ${places.length} zones; the table below has the same numbers`}>
       <defs>
@@ -151,11 +151,11 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
         const labels = <>
           <rect class="bar" x={side - 2} y={p.y} width={barWidth} height={p.h} /><rect class="bar" x={width - side - barWidth + 2} y={p.y} width={barWidth} height={p.h} />
           <text x={side - 12} y={mid - 4} text-anchor="end">{name(z)}</text>
-          <text class="small" x={side - 12} y={mid + 11} text-anchor="end">{z.demand === 0 && !guessed ? "no clients" : guessed ? percent(z.inZone) + " stays" : `${rate(z.demand)}, ${percent(z.inZone)} stays`}</text>
+          <text class="small" x={side - 12} y={mid + 11} text-anchor="end">{(guessed ? z.guess ?? 0 : z.demand) === 0 ? "no clients" : guessed ? percent(z.inZone) + " stays" : `${rate(z.demand)}, ${percent(z.inZone)} stays`}</text>
           <text x={width - side + 12} y={mid - 4}>{name(z)}</text>
-          <text class="small" x={width - side + 12} y={mid + 11}>{plural(z.endpoints, "endpoint")}, busiest {times(z.worst)}</text>
+          <text class="small" x={width - side + 12} y={mid + 11}>{z.endpoints ? `${plural(z.endpoints, "endpoint")}, busiest ${times(z.worst)}` : "no endpoints"}</text>
         </>;
-        return onPick ? <a key={z.name} href={href(["services"], { zone: z.name })} aria-label={"Services in " + z.name}>{labels}</a> : <g key={z.name}>{labels}</g>;
+        return onPick ? <a key={z.name} href={href(["services"], { zone: z.name })} aria-label={"Services in " + zoneName(z.name)}>{labels}</a> : <g key={z.name}>{labels}</g>;
       })}
     </svg>
     <figcaption class="legend">
@@ -205,7 +205,7 @@ export function Matrix({ world }: { world: World }) {
       onMouseMove={(e) => { const r = canvas.current!.getBoundingClientRect(), s = r.width / n; setAt([Math.floor((e.clientY - r.top) / s), Math.floor((e.clientX - r.left) / s)]); }}
       onMouseLeave={() => setAt(null)} />
     <figcaption class="legend">
-      <span class="pointed">{f ? titleOf(f, world.currency) : at && zones[at[0]] && zones[at[1]] ? `${zones[at[0]]!.name} → ${zones[at[1]]!.name}: nothing` : "Point at a cell to read it."}</span>
+      <span class="pointed">{f ? titleOf(f, world.currency) : at && zones[at[0]] && zones[at[1]] ? `${zoneName(zones[at[0]]!.name)} → ${zoneName(zones[at[1]]!.name)}: nothing` : "Point at a cell to read it."}</span>
       <span>rows: zones of clients, columns: zones of endpoints, in the order of regions, which lines divide</span>
       <span><span class="swatch stays" aria-hidden="true" /> stays in its zone</span><span><span class="swatch leaves" aria-hidden="true" /> leaves it; darker is more</span>
       {guessed && <span>estimated from the CPU of nodes, as no connections are measured</span>}
@@ -214,7 +214,7 @@ export function Matrix({ world }: { world: World }) {
 }
 
 function columns(currency: string | undefined, has: (k: keyof Flow) => boolean): Column<Flow>[] {
-  const out: Column<Flow>[] = [{ name: "from", cell: (f) => f.from }, { name: "to", cell: (f) => f.to }];
+  const out: Column<Flow>[] = [{ name: "from", cell: (f) => zoneName(f.from) }, { name: "to", cell: (f) => zoneName(f.to) }];
   if (has("planned")) out.push({ name: "planned", number: true, cell: (f) => f.planned ? rate(f.planned) : "–", text: (f) => f.planned });
   if (has("guess")) out.push({ name: "estimated (Services)", number: true, cell: (f) => f.guess ? num(f.guess) : "–", text: (f) => f.guess });
   if (has("measured")) out.push({ name: "measured", number: true, cell: (f) => f.measured ? rate(f.measured) : "–", text: (f) => f.measured });

@@ -1,7 +1,7 @@
 // Overview: what leaves its zone, what it costs, what could be better, and why it is not.
 
 import { Chart } from "./chart.tsx";
-import { age, group, money, num, percent, plural, rate, times } from "./format.ts";
+import { age, group, money, num, percent, plural, rate, times, zoneName } from "./format.ts";
 import { Flows, ordered } from "./map.tsx";
 import { ProblemList, worstFirst } from "./problems.tsx";
 import type { Stream } from "./stream.ts";
@@ -116,7 +116,7 @@ function Past() {
     <View of={load}>{(d) => {
       const zones = d.zones.filter((z) => z.inZone.length > 0);
       if (!d.last || zones.length === 0) return <p class="empty">The first values come after {num(d.stepSeconds)} seconds. A restart, or a change of the leader, begins anew.</p>;
-      const curves = zones.length <= 6 ? zones.map((z) => ({ name: z.zone ?? "all", values: z.inZone, format: percent })) : [worstOf(zones), meanOf(zones)];
+      const curves = zones.length <= 6 ? zones.map((z) => ({ name: zoneName(z.zone), values: z.inZone, format: percent })) : [worstOf(zones), meanOf(zones)];
       return <Chart label="Share of the demand that stays in its zone" last={d.last} step={d.stepSeconds} curves={curves} max={1.05} />;
     }}</View>
   </Panel>;

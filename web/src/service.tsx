@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { query } from "./api.ts";
 import { Chart } from "./chart.tsx";
-import { age, bytes, clock, money, num, percent, plural, rate, span, times, yaml } from "./format.ts";
+import { age, bytes, clock, money, num, percent, plural, rate, span, times, yaml, zoneName } from "./format.ts";
 import { Changes } from "./changes.tsx";
 import { Flows, ordered } from "./map.tsx";
 import type { Stream } from "./stream.ts";
@@ -29,7 +29,7 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
   const shown: Zone[] = zones.map((zone) => {
     const own = flows.filter((f) => f.from === zone), of = (f: typeof own[0]) => d.measured ? f.planned ?? 0 : f.guess ?? 0;
     const demand = own.reduce((n, f) => n + of(f), 0), at = (d.byZone ?? []).find((z) => z.zone === zone);
-    return { name: zone, region: regionOf.get(zone), nodes: 0, ready: 0, endpoints: at?.endpoints ?? 0, demand, inZone: demand ? own.filter((f) => f.to === zone).reduce((n, f) => n + of(f), 0) / demand : 1, worst: at?.load ?? 0 };
+    return { name: zone, region: regionOf.get(zone), nodes: 0, ready: 0, endpoints: at?.endpoints ?? 0, demand, guess: d.measured ? 0 : demand, inZone: demand ? own.filter((f) => f.to === zone).reduce((n, f) => n + of(f), 0) / demand : 1, worst: at?.load ?? 0 };
   });
   const full = d.namespace + "/" + d.name;
   return <>
@@ -54,16 +54,16 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
     <div class="columns"><div>
       <Panel title="Endpoints by zone">
         {d.byZone?.length ? <Table label="Endpoints by zone" rows={d.byZone} id={(z) => z.zone} columns={[
-          { name: "zone", cell: (z) => z.zone }, { name: "endpoints", number: true, cell: (z) => num(z.endpoints) }, { name: "load of one", number: true, cell: (z) => times(z.load), title: "as a multiple of the mean of the Service" },
+          { name: "zone", cell: (z) => zoneName(z.zone) }, { name: "endpoints", number: true, cell: (z) => num(z.endpoints) }, { name: "load of one", number: true, cell: (z) => times(z.load), title: "as a multiple of the mean of the Service" },
         ]} /> : <Empty command={`proxima get endpointslices -n ${d.namespace} -l kubernetes.io/service-name=${d.name}`}>No endpoint is ready.</Empty>}
       </Panel>
       {d.endpoints > 0 && zones.length > 1 && <WhatIf full={full} zones={zones} />}
     </div><div>
       <Demand namespace={d.namespace} name={d.name} />
-      {status?.feed && <PlanHistory namespace={d.namespace} name={d.name} />}
     </div></div>
-    <div class="columns">
+    <div class="panels">
       {d.endpoints > 0 && <Why namespace={d.namespace} name={d.name} zones={zones} />}
+      {status?.feed && <PlanHistory namespace={d.namespace} name={d.name} />}
       <Object_ namespace={d.namespace} name={d.name} write={write} changed={changed} />
     </div>
   </>;
@@ -87,7 +87,7 @@ function Why({ namespace, name, zones }: { namespace: string; name: string; zone
   const from = node ? `--from-node ${node}` : `--from-zone ${zone}`;
   return <Panel wide title="Why connections go where they go">
     <p class="filters">
-      <label>from zone <select value={node ? "" : zone} onChange={(e) => adjust({ zone: (e.currentTarget as HTMLSelectElement).value, node: undefined })}>{node && <option value="">–</option>}{zones.map((z) => <option key={z} value={z}>{z}</option>)}</select></label>
+      <label>from zone <select value={node ? "" : zone} onChange={(e) => adjust({ zone: (e.currentTarget as HTMLSelectElement).value, node: undefined })}>{node && <option value="">–</option>}{zones.map((z) => <option key={z} value={z}>{zoneName(z)}</option>)}</select></label>
       <label>or node <select value={node} onChange={(e) => adjust({ node: (e.currentTarget as HTMLSelectElement).value })}><option value="">–</option>{nodes.data?.items.map((n) => <option key={n.metadata.name} value={n.metadata.name}>{n.metadata.name}</option>)}</select></label>
       <Copy text={`proxima explain service ${namespace}/${name} ${from}`} />
     </p>
@@ -121,11 +121,11 @@ function PlanMatrix({ p, planned, from }: { p: PlanReport; planned: boolean; fro
   return <section>
     <h3>{head} {planned && p.reason && <span class="dim">published {span(p.ageSeconds)} ago: {p.reason}</span>}</h3>
     <div class="scroll" tabIndex={0} role="region" aria-label={head}><table class="shares">
-      <thead><tr><th scope="col">from zone</th><th scope="col" class="number">demand</th>{targets.map((t) => <th key={t} scope="col" class="number">to {t}</th>)}<th scope="col" class="number">overload</th><th scope="col">rule</th></tr></thead>
+      <thead><tr><th scope="col">from zone</th><th scope="col" class="number">demand</th>{targets.map((t) => <th key={t} scope="col" class="number">to {t}</th>)}<th scope="col" class="number" title="of its endpoints, as a multiple of the mean">load</th><th scope="col">rule</th></tr></thead>
       <tbody>{p.plan.zones.map((z) => <tr key={z.name} class={z.name === from ? "here" : undefined}>
         <th scope="row">{z.name}</th><td class="number">{percent(z.demand)}</td>
         {targets.map((t) => { const x = z.to?.find((s) => s.zone === t)?.share ?? 0; return <td key={t} class={"number " + (t === z.name ? "own" : "")}>{x ? percent(x) : <span class="dim">·</span>}</td>; })}
-        <td class="number">{z.overload > 0 ? percent(z.overload) : "–"}</td><td>{z.rule}{z.endpointsMissing ? `, ${plural(z.endpointsMissing, "endpoint")} missing` : ""}</td>
+        <td class="number">{times(z.overload)}</td><td>{z.rule}{z.endpointsMissing ? `, ${plural(z.endpointsMissing, "endpoint")} missing` : ""}</td>
       </tr>)}</tbody>
     </table></div>
     {p.plan.warnings?.map((w) => <p key={w} class="note partial">{w}</p>)}
@@ -172,7 +172,7 @@ function PlanHistory({ namespace, name }: { namespace: string; name: string }) {
   const own = plans.data?.items.filter((p) => (p.spec as { service?: string } | undefined)?.service === name).map((p) => p.metadata.name) ?? [];
   const plan = own[0] ?? "";
   const load = useLoad<History>(plan ? query("/proxima/v1/feed/history", { resource: "trafficplans", group: "planner.mesh.proxima.dev", namespace, name: plan, limit: 20 }) : "");
-  return <Panel title="Earlier plans" aside={plan && <Copy text={`proxima history trafficplan ${plan} -n ${namespace}`} />}>
+  return <Panel wide title="Earlier plans" aside={plan && <Copy text={`proxima history trafficplan ${plan} -n ${namespace}`} />}>
     <View of={plans}>{() => plan ? <View of={load}>{(h) => <Changes h={h} />}</View> : <p class="empty">There is no TrafficPlan of this Service: agents follow plans of Services in mode Adaptive alone.</p>}</View>
   </Panel>;
 }
