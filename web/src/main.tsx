@@ -80,7 +80,7 @@ function Enter({ error, enter }: { error?: Failure; enter: (s: Session) => void 
       : <form onSubmit={submit}>
         <label>Token <input type="password" autocomplete="off" spellcheck={false} value={token} onInput={(e) => setToken((e.currentTarget as HTMLInputElement).value)} required /></label>
         <button type="submit">Open</button>
-        <p class="dim">It is kept for this tab alone. <code>proxima token create read-only NAME</code> makes one that reads. <code>proxima console</code> needs none: it uses the kubeconfig.</p>
+        <p class="dim">It is kept for this tab alone. <code>proxima token create --kind read-only --name NAME</code> makes one that reads. <code>proxima console</code> needs none: it uses the kubeconfig.</p>
       </form>}
   </main>;
 }

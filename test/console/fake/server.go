@@ -29,10 +29,11 @@ type Server struct {
 	mu       sync.Mutex
 	world    *World
 	problems []admin.Problem
-	objects  map[string]any // by path
-	failing  map[string]int // prefixes of paths, and the codes that they get
-	silent   bool           // streams say nothing
-	cut      chan struct{}  // closed to end streams
+	objects  map[string]any           // by path
+	failing  map[string]int           // prefixes of paths, and the codes that they get
+	held     map[string]chan struct{} // prefixes of paths whose answers wait
+	silent   bool                     // streams say nothing
+	cut      chan struct{}            // closed to end streams
 	changed  chan struct{}
 	writes   []string
 }
@@ -43,7 +44,7 @@ func Serve(w *World) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{pages: pages, world: w, objects: map[string]any{}, failing: map[string]int{}, cut: make(chan struct{}), changed: make(chan struct{})}, nil
+	return &Server{pages: pages, world: w, objects: map[string]any{}, failing: map[string]int{}, held: map[string]chan struct{}{}, cut: make(chan struct{}), changed: make(chan struct{})}, nil
 }
 
 // Set what there is to see, and tell streams.
@@ -84,6 +85,20 @@ func (s *Server) Fail(prefix string, code int) {
 	defer s.mu.Unlock()
 	if s.failing[prefix] = code; code == 0 {
 		delete(s.failing, prefix)
+	}
+}
+
+// Hold answers to requests whose path begins so, until the function that it returns is called.
+func (s *Server) Hold(prefix string) (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := make(chan struct{})
+	s.held[prefix] = held
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.held, prefix)
+		close(held)
 	}
 }
 
@@ -141,7 +156,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	value, ok := s.objects[r.URL.Path]
 	world := s.world
+	var held chan struct{}
+	for prefix, c := range s.held {
+		if strings.HasPrefix(r.URL.Path, prefix) {
+			held = c
+		}
+	}
 	s.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-r.Context().Done():
+			return
+		}
+	}
 	switch {
 	case r.URL.Path == admin.StreamPath:
 		s.stream(w, r)

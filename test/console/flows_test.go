@@ -1,0 +1,240 @@
+package console
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/test/console/fake"
+)
+
+// small world, with everything in it.
+var small = fake.Size{Zones: 3, Regions: 1, Services: 40, Measured: true, Priced: true}
+
+// pages by the address, with a path of the API that each needs.
+var pages = []struct{ name, hash, needs string }{
+	{"Services", "#/services", admin.SummaryServicesPath},
+	{"Service", "#/services/shop/web", admin.SummaryServicePath},
+	{"Problems", "#/problems", ""},
+	{"Nodes", "#/nodes", "/api/v1/nodes"},
+	{"Sites", "#/sites", ""},
+	{"Policies", "#/policies", "/apis/mesh.proxima.dev"},
+	{"Registries", "#/registries", ""},
+	{"History", "#/history?namespace=shop", admin.FeedHistoryPath},
+	{"Overview", "#/", ""},
+}
+
+// settled: the page has all that it asked for.
+const settled = "document.querySelector('main h1') && !document.querySelector('main .loading')"
+
+func TestFlows(t *testing.T) {
+	t.Run("code", testCode)
+	t.Run("token", testToken)
+	t.Run("states", testStates)
+	t.Run("stream", testStream)
+	t.Run("questions", testQuestions)
+	t.Run("writes", testWrites)
+}
+
+func testToken(t *testing.T) {
+	s, url := serve(t, small)
+	b := openTab(t, url)
+	b.expect("401")
+	b.do(chromedp.Navigate(url+"/console/"), chromedp.WaitVisible("input[type=password]"), chromedp.SendKeys("input[type=password]", "wrong\r"))
+	b.sees("the token is not valid")
+	b.enter()
+	b.sees("Flows between zones")
+	// A reload keeps the token; it expires in the middle.
+	b.do(chromedp.Reload(), chromedp.WaitVisible("nav"))
+	s.Fail("/", 401)
+	s.Cut()
+	b.sees("not accepted any more")
+	s.Fail("/", 0)
+	b.enter()
+	b.sees("Flows between zones")
+}
+
+func testStates(t *testing.T) {
+	s, url := serve(t, small)
+	b := openTab(t, url)
+	b.enter()
+	for _, p := range pages {
+		b.at(p.hash)
+		b.is(settled)
+		if got := b.text("main h1"); !strings.HasPrefix(got, p.name) {
+			t.Errorf("%s: the title is %q", p.name, got)
+		}
+		if got := b.text("main .command code"); !strings.HasPrefix(got, "proxima ") && !strings.HasPrefix(got, "kubectl ") {
+			t.Errorf("%s: the command is %q", p.name, got)
+		}
+	}
+	b.expect("the server responded with a status of 403")
+	b.expect("the server responded with a status of 500")
+	for _, p := range pages {
+		if p.needs == "" {
+			continue
+		}
+		release := s.Hold(p.needs)
+		b.at("#/registries")
+		b.is(settled)
+		b.at(p.hash)
+		b.is("document.querySelector('main .loading')")
+		release()
+		b.is(settled)
+		b.at("#/registries")
+		for _, code := range []int{403, 500} {
+			s.Fail(p.needs, code)
+			b.at(p.hash)
+			b.is(fmt.Sprintf("document.querySelector('main .note.error')?.innerText.includes('%d')", code))
+			s.Fail(p.needs, 0)
+			b.at("#/registries")
+			b.is("document.querySelector('main h1')?.innerText == 'Registries'")
+		}
+	}
+	// Rights on a part, and nothing at all.
+	s.Edit(func(w *fake.World) { w.Zones.Partial = "you may list the Services of 1 namespaces alone: shop" })
+	for _, hash := range []string{"#/", "#/services"} {
+		b.at(hash)
+		b.sees("This is a part: you may list")
+	}
+	empty := small
+	empty.Services = 0
+	fill(s, empty)
+	for hash, want := range map[string]string{"#/": "There are no Services", "#/services": "There are no Services"} {
+		b.at("#/registries")
+		b.at(hash)
+		b.sees(want)
+	}
+	// A control plane without sources has no pages of them.
+	s.Put(admin.StatusPath, map[string]any{"version": map[string]any{}, "role": "standalone", "agents": []any{}, "leases": map[string]any{}, "store": map[string]any{}, "catalog": map[string]any{}})
+	b.do(chromedp.Reload())
+	b.is("document.querySelectorAll('nav a').length == 5")
+	if menu := b.text("nav"); strings.Contains(menu, "History") || strings.Contains(menu, "Sites") || strings.Contains(menu, "Registries") {
+		t.Errorf("the menu is %q", menu)
+	}
+}
+
+// text of an element; empty: there is none.
+func (b *tab) text(selector string) string {
+	b.Helper()
+	var text string
+	b.eval("document.querySelector("+quote(selector)+")?.innerText ?? ''", &text)
+	return text
+}
+
+func testStream(t *testing.T) {
+	s, url := serve(t, small)
+	b := openTab(t, url)
+	b.enter()
+	b.is("document.querySelector('.pulse.live')")
+	s.Edit(func(w *fake.World) { w.Zones.Total.Services = 12345 })
+	b.is("document.querySelector('.facts').innerText.replaceAll('\\u202f', '').includes('12345')")
+	// Silence is noticed; what was shown stays, greyed; then all goes on without a reload.
+	began := time.Now()
+	s.Silence(true)
+	b.is("document.querySelector('.pulse.stale') && document.querySelector('.old .facts')")
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("silence was noticed after %v", took)
+	}
+	s.Edit(func(w *fake.World) { w.Zones.Total.Services = 54321 })
+	began = time.Now()
+	s.Silence(false)
+	b.is("document.querySelector('.pulse.live') && document.querySelector('.facts').innerText.replaceAll('\\u202f', '').includes('54321')")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it was live again after %v", took)
+	}
+	// A stream that is cut is opened again.
+	s.Cut()
+	s.Edit(func(w *fake.World) { w.Zones.Total.Services = 777 })
+	b.is("document.querySelector('.pulse.live') && document.querySelector('.facts').innerText.includes('777')")
+}
+
+func testQuestions(t *testing.T) {
+	_, url := serve(t, fake.Size{Zones: 12, Regions: 3, Services: 2000, Measured: true})
+	b := openTab(t, url)
+	b.enter()
+	b.at("#/services")
+	b.is(settled)
+	b.is("document.querySelector('main tbody th') !== null")
+	b.do(chromedp.SendKeys("input[type=search]", "cart-17"))
+	b.is("[...document.querySelectorAll('main tbody th')].every(e => e.innerText.includes('cart-17')) && document.querySelectorAll('main tbody th').length > 0")
+	b.is("location.hash.includes('q=cart-17')")
+	b.at("#/services?sort=name")
+	// Rows come as they are scrolled to.
+	b.is("document.querySelector('main tbody th').innerText.startsWith('data/')")
+	b.is("(document.querySelector('main .scroll').scrollTop += 4000, document.querySelector('.under').innerText.startsWith('400 of'))")
+	var drawn int
+	b.eval("document.querySelectorAll('main tbody tr').length", &drawn)
+	if drawn > 120 {
+		t.Errorf("%d rows are drawn", drawn)
+	}
+	b.at("#/services/shop/web")
+	b.is(settled)
+	b.do(chromedp.SetValue(".whatif select", "zone-a"), chromedp.Evaluate("document.querySelector('.whatif select').dispatchEvent(new Event('change', {bubbles: true}))", nil))
+	b.sees("if the plan stayed")
+	b.sees("proxima simulate --fail-zone zone-a")
+	b.at("#/history?kind=services&namespace=shop&name=web&at=1h&to=1s")
+	b.sees("There is no difference.")
+	b.sees("spec.ports[0].port: 80 → 8080")
+}
+
+func testWrites(t *testing.T) {
+	s, url := serve(t, small)
+	b := openTab(t, url)
+	b.expect("409")
+	b.expect("403")
+	b.enter()
+	const path = "/api/v1/namespaces/shop/services/web"
+	mode := func(value string) {
+		b.Helper()
+		b.do(chromedp.WaitVisible(".write select"), chromedp.SetValue(".write select", value),
+			chromedp.Evaluate("document.querySelector('.write select').dispatchEvent(new Event('change', {bubbles: true}))", nil), chromedp.Click(".write button[type=submit]"))
+	}
+	b.at("#/services/shop/web")
+	mode("Disabled")
+	b.is("document.querySelector('.diff .new')?.innerText.includes('Disabled')")
+	b.sees("kubectl annotate service web -n shop --overwrite service.kubernetes.io/topology-mode=Disabled")
+	if len(s.Writes()) != 0 {
+		t.Fatalf("a dry run wrote %q", s.Writes())
+	}
+	b.do(chromedp.SendKeys(".preview input", "shop/we"))
+	b.is("document.querySelector('button.act').disabled")
+	b.do(chromedp.SendKeys(".preview input", "b\r"))
+	b.sees("Done.")
+	if got := strings.Join(s.Writes(), "\n"); !strings.Contains(got, `PATCH `+path+` {"metadata":{"annotations":{"service.kubernetes.io/topology-mode":"Disabled"},"resourceVersion":"4000"}}`) {
+		t.Fatalf("written: %s", got)
+	}
+	// Somebody else was faster.
+	b.do(chromedp.Reload())
+	b.do(chromedp.WaitVisible(".write select"))
+	s.Put(path, map[string]any{"metadata": map[string]any{"name": "web", "namespace": "shop", "resourceVersion": "9999"}})
+	mode("Auto")
+	b.sees("It has been changed meanwhile")
+	// And who may not.
+	b.do(chromedp.Reload())
+	b.do(chromedp.WaitVisible(".write select"))
+	s.Put("/apis/mesh.proxima.dev/v1alpha1/zoneshifts", nil)
+	b.at("#/nodes")
+	b.do(chromedp.WaitVisible(".write input"), chromedp.SendKeys(".write input:not([type=number])", "cooling fails"))
+	s.Fail("/apis/mesh.proxima.dev/v1alpha1/zoneshifts", 403)
+	b.do(chromedp.Click(".write button[type=submit]"))
+	b.is("document.querySelector('.note.error')?.innerText.includes('403')")
+	s.Fail("/apis/mesh.proxima.dev/v1alpha1/zoneshifts", 0)
+	b.do(chromedp.Click(".write button[type=submit]"))
+	b.sees("12 endpoints of 1 Service would be taken out for 60 minutes")
+	b.do(chromedp.SendKeys(".preview input", "zone-a\r"))
+	b.sees("Done.")
+	b.at("#/sites")
+	b.do(chromedp.WaitVisible(".write button[type=submit]"), chromedp.Click(".write button[type=submit]"))
+	b.sees("25 objects of ServiceExport would be deleted: shop/web, shop/cart")
+	b.do(chromedp.SendKeys(".preview input", "east\r"))
+	b.sees("Done.")
+	all := s.Writes()
+	if len(all) != 3 || !strings.HasPrefix(all[1], "POST /apis/mesh.proxima.dev/v1alpha1/zoneshifts") || !strings.HasPrefix(all[2], `POST /proxima/v1/zones/confirm {"token":"7f3a","type":"ServiceExport","zone":"east"}`) {
+		t.Errorf("written: %q", all)
+	}
+}
