@@ -196,7 +196,7 @@ func testWrites(t *testing.T) {
 	}
 	b.at("#/services/shop/web")
 	mode("Disabled")
-	b.is("document.querySelector('.diff .new')?.innerText.includes('Disabled')")
+	b.is("[...document.querySelectorAll('.diff .new')].some(e => e.innerText.includes('Disabled'))")
 	b.sees("kubectl annotate service web -n shop --overwrite service.kubernetes.io/topology-mode=Disabled")
 	if len(s.Writes()) != 0 {
 		t.Fatalf("a dry run wrote %q", s.Writes())
