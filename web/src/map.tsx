@@ -136,7 +136,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
   </g>;
   const name = (z: Zone) => <tspan class="name">{short(zoneName(z.name), 22)}</tspan>;
   return <figure class="map">
-    <svg viewBox={`0 0 ${width} ${height}`} role="img" aria-label={`Flows between ${places.length} zones; the table below has the same numbers`}>
+    <svg viewBox={`0 0 ${width} ${height}`} role={onPick ? "group" : "img"} aria-label={`Flows between ${places.length} zones; the table below has the same numbers`}>
       <defs>
         {["stays", "leaves"].map((k) => <pattern key={k} id={"hatch-" + k} width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
           <rect width="5" height="5" class={"hatch-ground"} /><rect width="2" height="5" class={"hatch-" + k} />
@@ -155,7 +155,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
           <text x={width - side + 12} y={mid - 4}>{name(z)}</text>
           <text class="small" x={width - side + 12} y={mid + 11}>{z.endpoints ? `${plural(z.endpoints, "endpoint")}, busiest ${times(z.worst)}` : "no endpoints"}</text>
         </>;
-        return onPick ? <a key={z.name} href={href(["services"], { zone: z.name })} aria-label={"Services in " + zoneName(z.name)}>{labels}</a> : <g key={z.name}>{labels}</g>;
+        return onPick ? <a key={z.name} href={href(["services"], { zone: z.name })}>{labels}</a> : <g key={z.name}>{labels}</g>;
       })}
     </svg>
     <figcaption class="legend">

@@ -391,3 +391,10 @@ func reencode(from, to any) {
 		panic(err) // a type of ours
 	}
 }
+
+// World that is served.
+func (s *Server) World() *World {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.world
+}

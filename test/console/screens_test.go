@@ -1,0 +1,118 @@
+package console
+
+import (
+	"bytes"
+	"flag"
+	"image"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+
+	"github.com/proxima-mesh/proxima/test/console/fake"
+)
+
+var update = flag.Bool("update", false, "write the pictures anew")
+
+// TestScreens compares pages with the committed pictures: clock, data, font and size are the same.
+func TestScreens(t *testing.T) {
+	for _, c := range []struct {
+		name, hash, scheme, media string
+		size                      fake.Size
+	}{
+		{"overview", "#/", "light", "", small},
+		{"overview-dark", "#/", "dark", "", small},
+		{"overview-print", "#/", "light", "print", small},
+		{"regions", "#/?fold=true", "light", "", fake.Size{Zones: 100, Regions: 8, Services: 3000, Measured: true, Priced: true}},
+		{"estimated", "#/", "light", "", fake.Size{Zones: 6, Regions: 2, Services: 40}},
+		{"service", "#/services/shop/web", "light", "", small},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, url := serve(t, c.size)
+			b := openTab(t, url)
+			b.standStill()
+			b.look(c.scheme, "none")
+			b.do(chromedp.EmulateViewport(1000, 720))
+			b.enter()
+			b.at(c.hash)
+			b.is(settled)
+			// The port is another one each time, and other machines have other fonts.
+			b.eval(`document.documentElement.style.fontFamily = '"DejaVu Sans"'; document.querySelector('.server').textContent = 'server'; document.activeElement.blur(); 0`, nil)
+			b.is("document.querySelector('.pulse.live') && document.querySelectorAll('canvas').length > 0 && document.fonts.status == 'loaded'")
+			if c.media != "" {
+				b.do(emulation.SetEmulatedMedia().WithMedia(c.media))
+			}
+			var got []byte
+			b.do(chromedp.Evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(0))))", nil), chromedp.CaptureScreenshot(&got))
+			compare(t, filepath.Join("testdata", "screens", c.name+".png"), got)
+		})
+	}
+}
+
+func compare(t *testing.T, path string, got []byte) {
+	t.Helper()
+	if *update {
+		var small bytes.Buffer
+		if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, decode(t, got)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, small.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	committed, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := decode(t, committed), decode(t, got)
+	if a.Bounds() != b.Bounds() {
+		keep(t, path, got)
+		t.Fatalf("the size is %v, not %v", b.Bounds().Max, a.Bounds().Max)
+	}
+	different, size := 0, a.Bounds().Dx()*a.Bounds().Dy()
+	for y := range a.Bounds().Dy() {
+		for x := range a.Bounds().Dx() {
+			if !near(a, b, x, y) {
+				different++
+			}
+		}
+	}
+	if 1000*different > size {
+		keep(t, path, got)
+		t.Errorf("%d of %d pixels differ", different, size)
+	}
+}
+
+// near: a step that no eye sees, of another version of the rasteriser, is no difference.
+func near(a, b image.Image, x, y int) bool {
+	r, g, u, _ := a.At(x, y).RGBA()
+	r2, g2, u2, _ := b.At(x, y).RGBA()
+	for _, d := range [3]int{int(r>>8) - int(r2>>8), int(g>>8) - int(g2>>8), int(u>>8) - int(u2>>8)} {
+		if d > 8 || d < -8 {
+			return false
+		}
+	}
+	return true
+}
+
+func decode(t *testing.T, data []byte) image.Image {
+	t.Helper()
+	img, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// keep a picture that is another, to be looked at.
+func keep(t *testing.T, path string, got []byte) {
+	t.Helper()
+	other := filepath.Join(os.TempDir(), "proxima-console-"+filepath.Base(path))
+	if err := os.WriteFile(other, got, 0o600); err == nil {
+		t.Log("the page looks as in " + other + "; go test -run TestScreens -update, if it should")
+	}
+}
