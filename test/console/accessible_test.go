@@ -33,6 +33,7 @@ func (b *tab) look(scheme, forced string) {
 }
 
 func TestAccessible(t *testing.T) {
+	t.Parallel()
 	_, url := serve(t, small)
 	b := openTab(t, url)
 	b.do(chromedp.Navigate(url+"/console/"), chromedp.WaitVisible("input[type=password]"), chromedp.Evaluate(axe+"; 0", nil))

@@ -3,6 +3,7 @@ package console
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 )
 
@@ -117,9 +119,29 @@ func testCode(t *testing.T) {
 	if leaked {
 		t.Error("the code stays in the address, or there is a cookie")
 	}
+	tabs(b)
 	// The code is used up.
 	other := openTab(t, origin)
 	other.expect("401")
 	other.do(chromedp.Navigate(address))
 	other.sees("a code that is wrong, used or older than a minute")
+}
+
+// tabs of a browser share one stream, as there are more of them than a browser opens connections to a host.
+func tabs(b *tab) {
+	b.Helper()
+	b.at("#/")
+	b.is("document.querySelector('.pulse.live')")
+	ask := func(p *runtime.EvaluateParams) *runtime.EvaluateParams {
+		return p.WithAwaitPromise(true).WithUserGesture(true)
+	}
+	for i := range 8 {
+		b.do(chromedp.Evaluate(fmt.Sprintf("(window.others ??= []).push(open(location.href, '', 'popup,left=%d,width=400,height=300')); 0", 20*i), nil, ask))
+	}
+	b.is(`others.every(w => w.document.querySelector('.pulse.live') && w.document.querySelector('.facts') && !w.document.hidden)`)
+	var holders int
+	b.do(chromedp.Evaluate("navigator.locks.query().then(q => q.held.length)", &holders, ask))
+	if holders != 1 {
+		b.Errorf("%d windows have the stream", holders)
+	}
 }

@@ -35,7 +35,6 @@ func TestFlows(t *testing.T) {
 	t.Run("code", testCode)
 	t.Run("token", testToken)
 	t.Run("states", testStates)
-	t.Run("stream", testStream)
 	t.Run("questions", testQuestions)
 	t.Run("writes", testWrites)
 }
@@ -126,7 +125,9 @@ func (b *tab) text(selector string) string {
 	return text
 }
 
-func testStream(t *testing.T) {
+// TestStream waits most of its time, so that others go on.
+func TestStream(t *testing.T) {
+	t.Parallel()
 	s, url := serve(t, small)
 	b := openTab(t, url)
 	b.enter()

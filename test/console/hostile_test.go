@@ -20,6 +20,7 @@ var hostile = []string{
 }
 
 func TestHostileText(t *testing.T) {
+	t.Parallel()
 	s, url := serve(t, small)
 	b := openTab(t, url)
 	all := strings.Join(hostile, " ")

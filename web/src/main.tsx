@@ -86,7 +86,7 @@ function Enter({ error, enter }: { error?: Failure; enter: (s: Session) => void 
 }
 
 function Frame({ session, leave }: { session: Session; leave: () => void }) {
-  const [stream] = useState(() => new Stream(["zones", "problems"]));
+  const [stream] = useState(() => new Stream(["zones", "problems"], session.loopback && "locks" in navigator));
   const status = useLoad<Status>("/proxima/v1/status", 15);
   const place = usePlace(), sums = hasSums(status.data);
   const known = status.data !== undefined || status.error !== undefined;

@@ -9,7 +9,8 @@ import { href } from "./view.tsx";
 // maxMap zones are drawn as areas, maxRibbons flows as ribbons.
 const maxMap = 12, maxRibbons = 40;
 
-export interface World { zones: Zone[]; flows: Flow[]; currency?: string }
+// World of zones, or of regions in their place.
+export interface World { zones: Zone[]; flows: Flow[]; currency?: string; regions?: boolean }
 
 // ordered by region and name, so that a zone stays where it is.
 export function ordered(zones: Zone[]): Zone[] {
@@ -43,7 +44,7 @@ export function folded(w: World): World {
     const own = all.filter((f) => f.from === r.name), total = own.reduce((n, f) => n + size(f), 0);
     r.inZone = total > 0 ? own.filter((f) => f.to === r.name).reduce((n, f) => n + size(f), 0) / total : 1;
   }
-  return { zones: [...regions.values()], flows: all, currency: w.currency };
+  return { zones: [...regions.values()], flows: all, currency: w.currency, regions: true };
 }
 
 // sizeOf a flow: connections per second, or where none are measured the share of Services.
@@ -124,7 +125,7 @@ function titleOf(f: Flow, currency?: string) {
 }
 
 export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
-  const { places, ribbons, rest, guessed, height } = layout(world);
+  const { places, ribbons, rest, guessed, height } = layout(world), unit = world.regions ? "region" : "zone";
   const single = new Set(places.map((p) => inRegion(p.zone))).size <= 1 && (places[0]?.zone.region ?? "") === "";
   const leaving = ribbons.filter((r) => r.leaves), staying = ribbons.filter((r) => !r.leaves);
   const shape = (r: Ribbon) => <g key={r.flow.from + "\n" + r.flow.to} class={"ribbon " + (r.leaves ? "leaves" : "stays")}>
@@ -136,7 +137,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
   </g>;
   const name = (z: Zone) => <tspan class="name">{short(zoneName(z.name), 22)}</tspan>;
   return <figure class="map">
-    <svg viewBox={`0 0 ${width} ${height}`} role={onPick ? "group" : "img"} aria-label={`Flows between ${places.length} zones; the table below has the same numbers`}>
+    <svg viewBox={`0 0 ${width} ${height}`} role={onPick ? "group" : "img"} aria-label={`Flows between ${places.length} ${unit}s; the table below has the same numbers`}>
       <defs>
         {["stays", "leaves"].map((k) => <pattern key={k} id={"hatch-" + k} width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
           <rect width="5" height="5" class={"hatch-ground"} /><rect width="2" height="5" class={"hatch-" + k} />
@@ -159,8 +160,8 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
       })}
     </svg>
     <figcaption class="legend">
-      <span>left: clients by zone; right: endpoints by zone</span>
-      <span><span class="swatch stays" aria-hidden="true" /> stays in its zone</span><span><span class="swatch leaves" aria-hidden="true" /> leaves it</span>
+      <span>left: clients by {unit}; right: endpoints by {unit}</span>
+      <span><span class="swatch stays" aria-hidden="true" /> stays in its {unit}</span><span><span class="swatch leaves" aria-hidden="true" /> leaves it</span>
       {guessed ? <span><span class="swatch hatched" aria-hidden="true" /> hatched: estimated from the CPU of nodes, as no connections are measured</span>
         : <><span><span class="swatch outlined" aria-hidden="true" /> outlined: planned</span><span><span class="swatch filled" aria-hidden="true" /> filled: measured</span></>}
       {rest.length > 0 && <span>not drawn: {plural(rest.length, "smaller flow")}, {guessed ? num(rest.reduce((n, f) => n + sizeOf(f, guessed), 0)) : rate(rest.reduce((n, f) => n + sizeOf(f, guessed), 0))} together</span>}
@@ -172,7 +173,7 @@ export function ZoneMap({ world, onPick }: { world: World; onPick?: boolean }) {
 export function Matrix({ world }: { world: World }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [at, setAt] = useState<[number, number] | null>(null);
-  const zones = ordered(world.zones), guessed = isGuessed(world.flows), n = zones.length;
+  const zones = ordered(world.zones), guessed = isGuessed(world.flows), n = zones.length, unit = "zone";
   const cell = Math.max(4, Math.min(18, Math.floor(640 / n))), size = cell * n;
   const index = new Map(zones.map((z, i) => [z.name, i]));
   const flows = new Map(world.flows.map((f) => [index.get(f.from) + "/" + index.get(f.to), f]));
@@ -207,7 +208,7 @@ export function Matrix({ world }: { world: World }) {
     <figcaption class="legend">
       <span class="pointed">{f ? titleOf(f, world.currency) : at && zones[at[0]] && zones[at[1]] ? `${zoneName(zones[at[0]]!.name)} → ${zoneName(zones[at[1]]!.name)}: nothing` : "Point at a cell to read it."}</span>
       <span>rows: zones of clients, columns: zones of endpoints, in the order of regions, which lines divide</span>
-      <span><span class="swatch stays" aria-hidden="true" /> stays in its zone</span><span><span class="swatch leaves" aria-hidden="true" /> leaves it; darker is more</span>
+      <span><span class="swatch stays" aria-hidden="true" /> stays in its {unit}</span><span><span class="swatch leaves" aria-hidden="true" /> leaves it; darker is more</span>
       {guessed && <span>estimated from the CPU of nodes, as no connections are measured</span>}
     </figcaption>
   </figure>;
@@ -234,7 +235,7 @@ export function Flows({ world, fold, onFold, pick }: { world: World; fold?: bool
   return <>
     {foldable && <p class="choices"><label><input type="checkbox" checked={fold} onChange={(e) => onFold!((e.currentTarget as HTMLInputElement).checked)} /> one area for each of the {regions} regions</label></p>}
     {shown.zones.length > maxMap ? <Matrix world={shown} /> : <ZoneMap world={shown} onPick={pick && !fold} />}
-    <details class="numbers"><summary>{plural(flows.length, "flow")} as a table, those that leave their zone first</summary>
+    <details class="numbers"><summary>{plural(flows.length, "flow")} as a table, those that leave their {shown.regions ? "region" : "zone"} first</summary>
       <Table label="Flows between zones" rows={flows} id={(f) => f.from + "\n" + f.to} columns={columns(shown.currency, has)} file="flows" />
     </details>
   </>;

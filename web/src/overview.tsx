@@ -35,7 +35,7 @@ export function Overview({ stream }: { stream: Stream }) {
     <dl class="facts">
       <Fact name="stays in its zone" of={basis} value={percent(total.inZone)} title="The share of the demand whose connections stay in the zone of their client" />
       {!total.guessed && <Fact name="leaves its zone" of="planned" value={rate(leaving)} />}
-      <Fact name="against even spread" of={basis} value={(points >= 0 ? "+" : "−") + num(Math.abs(points)) + " points"} title="What stays in its zone beyond what would if all endpoints were used alike" />
+      <Fact name="over even spread" of={basis} value={(points >= 0 ? "+" : "−") + num(Math.abs(points)) + " points"} title="What stays in its zone beyond what would if all endpoints were used alike" />
       {total.cost !== undefined
         ? <><Fact name="cost a month" of="measured" value={money(total.cost, total.currency)} title="Bytes between zones × the price of ZoneCosts; traffic of Services only, not a bill" /><Fact name="plans would save" of="planned" value={money(total.saving, total.currency)} /></>
         : <Fact name="cost" value={<a href="#money">not known</a>} />}

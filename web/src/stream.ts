@@ -1,4 +1,7 @@
 // The one stream of a tab: what changes, as it changes. It is closed while the tab is hidden, and goes on where it was.
+//
+// A browser opens six connections to a host over HTTP/1.1, which the loopback listener speaks. So there the tabs of a browser share one
+// stream: the tab with the lock follows, and passes frames on.
 
 import { Failure, query, send } from "./api.ts";
 import type { Delta, Frame } from "./types.ts";
@@ -9,6 +12,9 @@ export type Rows = ReadonlyMap<string, unknown>;
 // staleAfter a frame that is due every 5 s.
 const staleAfter = 12_000;
 const again = [250, 500, 1000, 2000];
+
+// Said between tabs: a frame, or the wish for all that there is.
+interface Said { frame?: Frame; ask?: boolean }
 
 interface Topic { rows: Map<string, unknown>; error: string; filled: boolean }
 
@@ -25,11 +31,22 @@ export class Stream {
   private failed = 0;
   private notice = 0;
 
-  constructor(readonly names: string[]) {
+  private channel: BroadcastChannel | null = null;
+  // leave the lock, or the queue for it; leading: this tab has it.
+  private leave: (() => void) | null = null;
+  private leading = false;
+  // awaited topics: what another tab sends of them makes no sense before a snapshot.
+  private awaited = new Set<string>();
+
+  constructor(readonly names: string[], private shared: boolean) {
     for (const n of names) this.topics.set(n, { rows: new Map(), error: "", filled: false });
   }
 
   start() {
+    if (this.shared) {
+      this.channel = new BroadcastChannel("proxima-console-stream");
+      this.channel.onmessage = (e) => this.hear(e.data as Said);
+    }
     document.addEventListener("visibilitychange", this.visibility);
     addEventListener("online", this.soon);
     this.timer = window.setInterval(this.check, 1000);
@@ -41,6 +58,8 @@ export class Stream {
     removeEventListener("online", this.soon);
     clearInterval(this.timer);
     this.close("ended");
+    this.channel?.close();
+    this.channel = null;
   }
 
   rows(topic: string): Rows { return this.topics.get(topic)!.rows; }
@@ -75,12 +94,52 @@ export class Stream {
   private soon = () => {
     if (document.hidden || this.abort) return;
     this.failed = 0;
-    void this.follow();
+    if (this.channel && !this.leading) this.lead();
+    else void this.follow();
   };
+
+  // lead as soon as no other tab does, until this one is hidden. Meanwhile another tab's frames come by the channel.
+  private lead() {
+    this.awaited = new Set(this.names);
+    this.channel?.postMessage({ ask: true } satisfies Said);
+    if (this.leave) return;
+    const abort = new AbortController();
+    this.leave = () => abort.abort();
+    navigator.locks.request("proxima-console-stream", { signal: abort.signal }, () => new Promise<void>((done) => {
+      this.leading = true;
+      this.leave = () => { this.leading = false; done(); };
+      this.awaited.clear();
+      void this.follow();
+    })).catch(() => { /* it was hidden before it led */ });
+  }
+
+  private hear(said: Said) {
+    if (document.hidden) return;
+    const f = said.frame;
+    if (f?.topic && this.awaited.has(f.topic)) {
+      if (!f.delta?.snapshot) return;
+      this.awaited.delete(f.topic);
+    }
+    if (f) this.take(f);
+    else if (said.ask && this.abort) {
+      for (const [topic, t] of this.topics) if (t.filled) this.say({ topic, delta: { snapshot: true, rows: Object.fromEntries(t.rows), ...this.positionOf(topic) }, error: t.error || undefined, time: "" });
+    }
+  }
+
+  private say(frame: Frame) { this.channel?.postMessage({ frame } satisfies Said); }
+
+  private positionOf(topic: string) {
+    const [epoch, position] = this.position.split(":");
+    return topic === "zones" && epoch ? { epoch, position: Number(position) } : {};
+  }
 
   private close(h: Health) {
     this.abort?.abort();
     this.abort = null;
+    if (h === "hidden" || h === "ended") {
+      this.leave?.();
+      this.leave = null;
+    }
     this.set(h);
   }
 
@@ -125,7 +184,12 @@ export class Stream {
       rest += decoder.decode(value, { stream: true });
       const lines = rest.split("\n");
       rest = lines.pop()!;
-      for (const line of lines) if (line) this.take(JSON.parse(line) as Frame);
+      for (const line of lines) {
+        if (!line) continue;
+        const frame = JSON.parse(line) as Frame;
+        this.say(frame);
+        this.take(frame);
+      }
     }
   }
 
