@@ -3,9 +3,15 @@ package console
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -91,6 +97,37 @@ func TestBudget(t *testing.T) {
 	t.Logf("JS and CSS: %d bytes, %d compressed", raw, zipped)
 	if raw == 0 || raw > 200_000 || zipped > 70_000 {
 		t.Errorf("JS and CSS: %d bytes, %d compressed; limits 200,000 and 70,000", raw, zipped)
+	}
+}
+
+// TestCurrent: the files are bundled from the sources as they are. What exactly is bundled is compared in tools/console.
+func TestCurrent(t *testing.T) {
+	sum, dir := sha256.New(), filepath.Join("..", "..", "web")
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "%s %d\n", filepath.ToSlash(name), len(data))
+		sum.Write(data)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed, err := dist.ReadFile("dist/sources.sha256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != strings.TrimSpace(string(committed)) {
+		t.Error("web was changed since its files were bundled: make gen, or go run . in tools/console")
 	}
 }
 

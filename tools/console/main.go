@@ -7,9 +7,12 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -27,6 +30,29 @@ func main() {
 
 // tsconfig for the bundler: types are checked apart.
 const tsconfig = `{"compilerOptions": {"jsx": "react-jsx", "jsxImportSource": "preact", "strict": true, "target": "es2022"}}`
+
+// sumOf the files in a directory, with their names. A test of internal/console compares it: that test runs again whenever a source
+// changes, as those of this module do not.
+func sumOf(dir string) (string, error) {
+	sum := sha256.New()
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "%s %d\n", filepath.ToSlash(name), len(data))
+		sum.Write(data)
+		return nil
+	})
+	return hex.EncodeToString(sum.Sum(nil)), err
+}
 
 // bundle the sources in web to files in dist.
 func bundle(web, dist string) error {
@@ -56,6 +82,13 @@ func bundle(web, dist string) error {
 	})
 	if len(result.Errors) > 0 {
 		return errors.New("esbuild failed")
+	}
+	sum, err := sumOf(web)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dist, "sources.sha256"), []byte(sum+"\n"), 0o644); err != nil {
+		return err
 	}
 	licences := ""
 	for _, name := range []string{"preact", "uplot"} {
