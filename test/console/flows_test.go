@@ -109,6 +109,11 @@ func testStates(t *testing.T) {
 		b.sees(want)
 	}
 	// A control plane without sources has no pages of them.
+	s.Put(admin.StatusPath, map[string]any{"version": map[string]any{}, "role": "global", "federation": map[string]any{"zones": []any{map[string]any{"name": "east", "enabled": true}}}})
+	b.at("#/")
+	b.do(chromedp.Reload())
+	b.is(settled + " && document.querySelectorAll('nav a').length == 2 && document.querySelector('main h1').innerText == 'Sites'")
+	b.sees("not connected")
 	s.Put(admin.StatusPath, map[string]any{"version": map[string]any{}, "role": "standalone", "agents": []any{}, "leases": map[string]any{}, "store": map[string]any{}, "catalog": map[string]any{}})
 	b.do(chromedp.Reload())
 	b.is("document.querySelectorAll('nav a').length == 5")
@@ -134,6 +139,24 @@ func TestStream(t *testing.T) {
 	b.is("document.querySelector('.pulse.live')")
 	s.Edit(func(w *fake.World) { w.Zones.Total.Services = 12345 })
 	b.is("document.querySelector('.facts').innerText.replaceAll('\\u202f', '').includes('12345')")
+	// A tab that is not seen has no stream, and goes on when it is seen again.
+	show := func(hidden bool) {
+		b.eval(fmt.Sprintf("Object.defineProperty(document, 'hidden', {value: %v, configurable: true}), document.dispatchEvent(new Event('visibilitychange')), 0", hidden), nil)
+	}
+	show(true)
+	b.is("document.querySelector('.pulse.hidden')")
+	for start := time.Now(); s.Streams() > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > patience {
+			t.Fatal("a hidden tab keeps its stream")
+		}
+	}
+	s.Edit(func(w *fake.World) { w.Zones.Total.Services = 4321 })
+	back := time.Now()
+	show(false)
+	b.is("document.querySelector('.pulse.live') && document.querySelector('.facts').innerText.replaceAll('\\u202f', '').includes('4321')")
+	if took := time.Since(back); took > 2*time.Second {
+		t.Errorf("it was live again after %v", took)
+	}
 	// Silence is noticed; what was shown stays, greyed; then all goes on without a reload.
 	began := time.Now()
 	s.Silence(true)

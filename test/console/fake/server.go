@@ -36,6 +36,7 @@ type Server struct {
 	cut      chan struct{}            // closed to end streams
 	changed  chan struct{}
 	writes   []string
+	streams  int
 }
 
 // Serve a world.
@@ -316,6 +317,14 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 // stream sends everything with each change, as far as the topic is concerned.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	s.mu.Lock()
+	s.streams++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.streams--
+		s.mu.Unlock()
+	}()
 	control := http.NewResponseController(w)
 	send := func(f admin.Frame) bool {
 		f.Time = time.Now()
@@ -390,6 +399,13 @@ func reencode(from, to any) {
 	if err != nil {
 		panic(err) // a type of ours
 	}
+}
+
+// Streams that are open.
+func (s *Server) Streams() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.streams
 }
 
 // World that is served.
