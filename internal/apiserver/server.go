@@ -47,6 +47,9 @@ type Config struct {
 	Listener net.Listener
 	// CertPEM and KeyPEM are the serving certificate with its chain, and its key.
 	CertPEM, KeyPEM []byte
+	// NamedCertFile and NamedKeyFile are a certificate for clients that ask for one of its names, and its key; empty: there is none.
+	// They are read again when they change.
+	NamedCertFile, NamedKeyFile string
 	// ClientCAPEM are the authorities that the TLS handshake names for client certificates.
 	ClientCAPEM []byte
 	// Authenticator identifies the user of a request. It must refuse invalid
@@ -203,6 +206,13 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.SecureServing = &genericapiserver.SecureServingInfo{
 		Listener: s.connections, Cert: cert, ClientCA: clientCA, HTTP2MaxStreamsPerConnection: streamsPerConnection,
 		CipherSuites: listener.CipherSuites(),
+	}
+	if s.cfg.NamedCertFile != "" {
+		named, err := dynamiccertificates.NewDynamicSNIContentFromFiles("named", s.cfg.NamedCertFile, s.cfg.NamedKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %s with key %s: %w", s.cfg.NamedCertFile, s.cfg.NamedKeyFile, err)
+		}
+		c.SecureServing.SNICerts = []dynamiccertificates.SNICertKeyContentProvider{named}
 	}
 	c.Authentication.Authenticator = door{s.cfg.Authenticator}
 	c.Authorization.Authorizer = gate{s.cfg.Authorizer}

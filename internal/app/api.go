@@ -118,6 +118,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 	return apiserver.New(apiserver.Config{
 		Store: s.store, Kinds: kind.All(), Listener: l,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
+		NamedCertFile: cfg.TLSCertFile, NamedKeyFile: cfg.TLSKeyFile,
 		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")),
 		Authorizer:    authorize,
 		Rules:         authorize,

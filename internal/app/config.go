@@ -107,6 +107,8 @@ type ControlPlaneConfig struct {
 	// TLSNames are further DNS names and IP addresses by which this control plane is reached;
 	// they, and AdvertiseAddress, are in its certificate.
 	TLSNames []string
+	// TLSCertFile and TLSKeyFile are a certificate for those who reach the API by one of its names, as browsers do; empty: there is none.
+	TLSCertFile, TLSKeyFile string
 	// DNSAddress (ADDRESS:PORT) at which names of Services are answered for machines without
 	// an agent; empty: nowhere.
 	DNSAddress string

@@ -88,6 +88,8 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 		return usagef("--external-ip-ranges: with --store kubernetes the API server of the cluster admits Services; its admission plugin DenyServiceExternalIPs, or a policy of its own, restricts them")
 	case cfg.Pulsar.Port != 0:
 		return usagef("--pulsar-port: with --store kubernetes each replica has positions of its own, which clients of Pulsar cannot go on from at another; use \"proxima feed sink add pulsar\"")
+	case cfg.TLSCertFile != "":
+		return usagef("--tls-cert-file: with --store kubernetes browsers do not reach this control plane, but the API server of the cluster; \"proxima console\" uses the kubeconfig")
 	case cfg.DNSAddress != "":
 		return usagef("--dns-address: with --store kubernetes the cluster's own DNS answers names")
 	}

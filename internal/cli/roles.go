@@ -421,7 +421,9 @@ conditions; all serve agents, which join by the token of their service account.
 			if err != nil {
 				return err
 			}
-			c.apply(&cfg)
+			if err := c.apply(&cfg); err != nil {
+				return err
+			}
 			cfg.DNSAddress = dnsAddress
 			if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", workloads); err != nil {
 				return err
@@ -451,6 +453,8 @@ type clusterFlags struct {
 	keyCommand []string
 	advertise  string
 	names      []string
+	certFile   string
+	certKey    string
 }
 
 func (c *clusterFlags) add(cmd *cobra.Command) {
@@ -459,11 +463,18 @@ func (c *clusterFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&c.keyCommand, "cluster-key-command", nil, "in its place: a program and its arguments, separated by commas, that wraps and unwraps the key, as of a key management service")
 	f.StringVar(&c.advertise, "advertise-address", "", "host by which agents and other instances reach this one (default: that of --api-address, or the address on the default route)")
 	f.StringSliceVar(&c.names, "tls-san", nil, "further DNS names and IP addresses by which the API and the gRPC port are reached, as of a load balancer: they are in the server's certificate")
+	f.StringVar(&c.certFile, "tls-cert-file", "", "certificate, with its chain, that browsers trust: the API shows it to those who reach it by a name that is in it. Agents and kubeconfigs need another name, or an address")
+	f.StringVar(&c.certKey, "tls-key-file", "", "key of --tls-cert-file")
 }
 
-func (c *clusterFlags) apply(cfg *app.ControlPlaneConfig) {
+func (c *clusterFlags) apply(cfg *app.ControlPlaneConfig) error {
+	if (c.certFile == "") != (c.certKey == "") {
+		return usagef("--tls-cert-file and --tls-key-file: give both, or none")
+	}
 	cfg.ClusterKeyFile, cfg.ClusterKeyCommand, cfg.AdvertiseAddress = c.keyFile, c.keyCommand, c.advertise
 	cfg.TLSNames = c.names
+	cfg.TLSCertFile, cfg.TLSKeyFile = c.certFile, c.certKey
+	return nil
 }
 
 // printReady writes the one line on standard output that says that a role serves.
