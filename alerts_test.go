@@ -3,14 +3,19 @@ package proxima_test
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 
+	proxima "github.com/proxima-mesh/proxima"
+	"github.com/proxima-mesh/proxima/internal/docs"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
+
+// runbooks is where the pages of documentation are read without a binary.
+const runbooks = "https://github.com/proxima-mesh/proxima/blob/main/"
 
 // maxAlerts that people can be expected to know.
 const maxAlerts = 15
@@ -52,7 +57,7 @@ func TestAlerts(t *testing.T) {
 			}
 		}
 	}
-	reference := testkit.MetricReference(t)
+	reference, docs := testkit.MetricReference(t), embedded(t)
 	trouble := readText(t, "docs/how-to/trouble.md")
 	alerts := 0
 	for _, g := range rules.Groups {
@@ -62,8 +67,8 @@ func TestAlerts(t *testing.T) {
 			if !fires[r.Alert] || !quiet[r.Alert] {
 				t.Errorf("%s: has a test in which it fires: %t; in which it does not: %t", r.Alert, fires[r.Alert], quiet[r.Alert])
 			}
-			if want := "docs/how-to/trouble.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
-				t.Errorf("%s: runbook %q, want %q", r.Alert, r.Annotations["runbook"], want)
+			if page, anchor, _ := strings.Cut(strings.TrimPrefix(r.Annotations["runbook_url"], runbooks), "#"); !docs.has(page, anchor) || anchor != strings.ToLower(r.Alert) {
+				t.Errorf("%s: runbook_url %q: \"proxima docs\" has no such page and section", r.Alert, r.Annotations["runbook_url"])
 			}
 			_, section, found := strings.Cut(trouble, "\n### "+r.Alert+"\n")
 			section, _, _ = strings.Cut(section, "\n#")
@@ -79,18 +84,27 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestAlertRules runs the tests of the rules in Prometheus' own tool.
-func TestAlertRules(t *testing.T) {
-	promtool, err := exec.LookPath("promtool")
+// site is the documentation as the binary has it.
+type site struct{ *docs.Site }
+
+func embedded(t *testing.T) site {
+	t.Helper()
+	s, err := docs.New(proxima.Documentation, "v0")
 	if err != nil {
-		promtool = "bin/promtool"
-		if _, err := os.Stat(promtool); err != nil {
-			t.Skip("promtool is missing: tools/setup unpacks it")
-		}
-	}
-	if promtool, err = filepath.Abs(promtool); err != nil {
 		t.Fatal(err)
 	}
+	return site{s}
+}
+
+// has reports whether there is a page of this file, and a section of it; an empty anchor is the page.
+func (s site) has(file, anchor string) bool {
+	p, ok := s.Page(file)
+	return ok && (anchor == "" || slices.ContainsFunc(p.Headings, func(h docs.Heading) bool { return h.Anchor == anchor }))
+}
+
+// TestAlertRules runs the tests of the rules in Prometheus' own tool.
+func TestAlertRules(t *testing.T) {
+	promtool := testkit.Promtool(t)
 	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Dir = "deploy/prometheus"

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -34,7 +35,7 @@ func (s Selector) Matches(labels map[string]string) bool {
 }
 
 var (
-	promToken   = regexp.MustCompile(`"[^"]*"|[0-9][\w.]*|[A-Za-z_:][\w:]*|=~|!~|!=|[^\s]`)
+	promToken   = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]|[0-9][\w.]*|[A-Za-z_:][\w:]*|=~|!~|!=|[^\s]`)
 	promWord    = regexp.MustCompile(`^[A-Za-z_:][\w:]*$`)
 	promKeyword = []string{"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
 )
@@ -99,6 +100,23 @@ func MetricReference(t testing.TB) map[string][]string {
 	return out
 }
 
+// LabelsOf the series of a metric, which may be one of the three of a histogram, with those of a
+// scrape's target; ok is false if the reference lacks the metric.
+func LabelsOf(metric string, reference map[string][]string) (labels []string, ok bool) {
+	of, ok := reference[metric]
+	labels = []string{"instance", "job", "pod"}
+	for _, suffix := range []string{"_bucket", "_count", "_sum"} {
+		name, cut := strings.CutSuffix(metric, suffix)
+		if histogram, there := reference[name]; cut && there && !ok {
+			of, ok = histogram, true
+			if suffix == "_bucket" {
+				labels = append(labels, "le")
+			}
+		}
+	}
+	return append(labels, of...), ok
+}
+
 // CheckMetrics reports what an expression names that is not in the reference: metrics, and labels
 // of them besides those of a scrape's target.
 func CheckMetrics(t testing.TB, what, expr string, reference map[string][]string) {
@@ -108,16 +126,28 @@ func CheckMetrics(t testing.TB, what, expr string, reference map[string][]string
 		t.Errorf("%s: no metric in %s", what, expr)
 	}
 	for _, s := range selectors {
-		name, bucket := strings.CutSuffix(s.Metric, "_bucket")
-		labels, ok := reference[name]
+		labels, ok := LabelsOf(s.Metric, reference)
 		if !ok {
 			t.Errorf("%s: there is no metric %s", what, s.Metric)
 			continue
 		}
 		for _, m := range s.Matchers {
-			if !slices.Contains(labels, m.Label) && !slices.Contains([]string{"instance", "job", "pod"}, m.Label) && (!bucket || m.Label != "le") {
+			if !slices.Contains(labels, m.Label) {
 				t.Errorf("%s: %s has no label %s", what, s.Metric, m.Label)
 			}
 		}
 	}
+}
+
+// Promtool is the path of Prometheus' own tool; without it the test is skipped.
+func Promtool(t testing.TB) string {
+	t.Helper()
+	if path, err := exec.LookPath("promtool"); err == nil {
+		return path
+	}
+	path := filepath.Join(Root(t), "bin", "promtool")
+	if _, err := os.Stat(path); err != nil {
+		t.Skip("promtool is missing: tools/setup unpacks it")
+	}
+	return path
 }

@@ -102,10 +102,14 @@ func render(p page) dashboard {
 		Annotations: list{List: []any{}},
 	}
 	for _, v := range p.variables {
-		d.Templating.List = append(d.Templating.List, variableJSON{
+		out := variableJSON{
 			Name: v.name, Type: "query", Label: v.label, Datasource: &prometheus,
-			Query: map[string]string{"query": v.query, "refId": v.name}, Refresh: 2, IncludeAll: true, Multi: true, AllValue: ".*",
-		})
+			Query: map[string]string{"query": v.query, "refId": v.name}, Refresh: 2, Multi: true,
+		}
+		if !v.some {
+			out.IncludeAll, out.AllValue = true, ".*"
+		}
+		d.Templating.List = append(d.Templating.List, out)
 	}
 	const width, height = 24, 8
 	x, y := 0, 0

@@ -36,7 +36,11 @@ type page struct {
 }
 
 // variable lets the reader choose values of a label.
-type variable struct{ name, label, query string }
+type variable struct {
+	name, label, query string
+	// some values, but never all at once: each adds series to a panel.
+	some bool
+}
 
 type panel struct {
 	// kind is Grafana's type: timeseries, stat or gauge; width is of 24.
