@@ -145,7 +145,7 @@ func walkFiles(t *testing.T, visit func(path string)) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (d.Name() == ".git" || d.Name() == "bin" || d.Name() == "dist"):
+		case d.IsDir() && (d.Name() == ".git" || path == "bin" || path == "dist"):
 			return filepath.SkipDir
 		case !d.IsDir():
 			visit(path)

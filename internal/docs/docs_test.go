@@ -48,6 +48,9 @@ func TestSite(t *testing.T) {
 			t.Errorf("%s: title %q, summary %q", p.Path, p.Title, p.Summary)
 		}
 		name := p.Path + ".html"
+		if bytes.Contains(files[name], []byte("not run:")) {
+			t.Errorf("%s: shows what is for tests alone", name)
+		}
 		for _, m := range link.FindAllStringSubmatch(string(files[name]), -1) {
 			target := strings.ReplaceAll(m[1], "&amp;", "&")
 			if strings.Contains(target, ":") {
