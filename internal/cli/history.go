@@ -203,7 +203,7 @@ func callFeed(ctx context.Context, cfg *rest.Config, path string, q url.Values, 
 func explainFeed(cfg *rest.Config, err error) error {
 	switch {
 	case apierrors.IsMethodNotSupported(err):
-		return &problem.Error{Code: problem.FeedOff, Err: err, Hint: "see \"proxima status\"; docs/how-to/history.md"}
+		return &problem.Error{Code: problem.FeedOff, Err: err, Hint: "see \"proxima status\" and \"proxima docs how-to/history\""}
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 		return &problem.Error{Code: problem.FeedExpired, Err: err, Hint: "see since when it reaches with \"proxima feed status\""}
 	}

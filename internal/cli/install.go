@@ -75,8 +75,9 @@ Presets:
   zone                    the same, and the cluster is one zone of several
   global                  the control plane of the zones
 
-docs/reference/chart-values.md lists the values, docs/reference/permissions.md the
-permissions of each preset, with their reasons.`,
+"proxima docs reference/chart-values" lists the values, and
+"proxima docs reference/permissions" the permissions of each preset, with their
+reasons.`,
 		Example: "  proxima install kubernetes | kubectl apply -f -\n" +
 			"  proxima install kubernetes --preset kube-proxy-replacement --set apiServer=https://10.0.0.1:6443 | kubectl apply --server-side -f -",
 		Args: cobra.NoArgs,

@@ -50,6 +50,6 @@ func onWindows() error {
 	}
 	return &problem.Error{
 		Code: problem.Usage, Err: errors.New("\"proxima node service\" is for the service manager of Windows"),
-		Hint: "on this system a package or a unit of systemd starts the agent: docs/how-to/install-packages.md",
+		Hint: "on this system a package or a unit of systemd starts the agent: \"proxima docs how-to/install-packages\"",
 	}
 }

@@ -129,7 +129,7 @@ func (f *surveyFlags) fromPrometheus(ctx context.Context) ([]traffic.Entry, erro
 	if err != nil {
 		return nil, &problem.Error{
 			Code: problem.TrafficUnavailable, Err: fmt.Errorf("--traffic-from: %w", err),
-			Hint: "try the expression in the server's own interface; examples are in docs/how-to/kubernetes-planner.md",
+			Hint: "try the expression in the server's own interface; examples are in \"proxima docs how-to/kubernetes-planner\"",
 		}
 	}
 	if len(entries) == 0 {

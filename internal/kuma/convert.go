@@ -142,21 +142,21 @@ func newObject(values map[string]any, options Options) *object {
 
 // pages that say what to do about kinds without a translation.
 var untranslated = map[string]string{
-	"Mesh":                "Proxima's Mesh has fields of the same names, but other backends: write it by docs/concepts/meshes.md",
+	"Mesh":                "Proxima's Mesh has fields of the same names, but other backends: write it by \"proxima docs concepts/meshes\"",
 	"Dataplane":           "workloads register themselves: proxima run, or their pods",
 	"ZoneIngress":         "gateways register themselves: proxima ingress",
 	"ZoneEgress":          "gateways register themselves: proxima egress",
 	"Zone":                "proxima zone create makes a zone and its token",
-	"ExternalService":     "write Proxima's ExternalService: docs/how-to/external-services.md",
-	"MeshExternalService": "write Proxima's ExternalService: docs/how-to/external-services.md",
-	"MeshGateway":         "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayRoute":    "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayInstance": "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayConfig":   "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
+	"ExternalService":     "write Proxima's ExternalService: \"proxima docs how-to/external-services\"",
+	"MeshExternalService": "write Proxima's ExternalService: \"proxima docs how-to/external-services\"",
+	"MeshGateway":         "put a gateway of your choice before the mesh: \"proxima docs how-to/from-kuma\"",
+	"MeshGatewayRoute":    "put a gateway of your choice before the mesh: \"proxima docs how-to/from-kuma\"",
+	"MeshGatewayInstance": "put a gateway of your choice before the mesh: \"proxima docs how-to/from-kuma\"",
+	"MeshGatewayConfig":   "put a gateway of your choice before the mesh: \"proxima docs how-to/from-kuma\"",
 	"TrafficLog":          "it names a backend of the Mesh: write a WorkloadPolicy with spec.accessLog",
 	"TrafficTrace":        "it names a backend of the Mesh: write a WorkloadPolicy with spec.tracing",
 	"ProxyTemplate":       "its resources are whole ones of Envoy: write a ProxyPatch with op Add",
-	"VirtualOutbound":     "names of service tags are given by DNS: docs/how-to/names.md",
+	"VirtualOutbound":     "names of service tags are given by DNS: \"proxima docs how-to/names\"",
 }
 
 // translations by kind.

@@ -103,7 +103,7 @@ func (o *object) hostnameGenerator() {
 		}
 		selector.skip(kind) // the rule is for all of them
 		if !slices.Contains(ours[kind], template) {
-			o.fail("spec.template", fmt.Sprintf("DNS gives every %s one name, %s: docs/how-to/names.md", kind, ours[kind][0]))
+			o.fail("spec.template", fmt.Sprintf("DNS gives every %s one name, %s: \"proxima docs how-to/names\"", kind, ours[kind][0]))
 		}
 	}
 	o.spec.refuse("extension", "names are given by DNS alone")
@@ -130,7 +130,7 @@ func (o *object) meshIdentity() {
 	}
 	provider := o.spec.child("provider")
 	if kind := provider.text("type"); kind != "Bundled" {
-		o.fail(provider.at("type"), kind+" does not sign certificates here: the backends of a Mesh do, docs/concepts/identities.md")
+		o.fail(provider.at("type"), kind+" does not sign certificates here: the backends of a Mesh do, \"proxima docs concepts/identities\"")
 		provider.skip("spire")
 		return
 	}
@@ -146,7 +146,7 @@ func (o *object) meshIdentity() {
 	bundled.child("autogenerate").raw("enabled")
 	if bundled.has("ca") {
 		bundled.skip("ca")
-		o.fail(bundled.at("ca"), "write a backend of type Provided: docs/concepts/identities.md")
+		o.fail(bundled.at("ca"), "write a backend of type Provided: \"proxima docs concepts/identities\"")
 	}
 	m.Spec.MTLS = &mesh.MeshMTLS{TrustDomain: domain, EnabledBackend: backend.Name, Backends: []mesh.MeshCertificateBackend{backend}}
 	o.out = append(o.out, m)
@@ -163,5 +163,5 @@ func (o *object) meshTrust() {
 	}
 	o.spec.skip("caBundles")
 	o.spec.raw("trustDomain")
-	o.fail("spec.caBundles", "a mesh trusts its own authority, and those of meshes that export to it: docs/concepts/identities.md")
+	o.fail("spec.caBundles", "a mesh trusts its own authority, and those of meshes that export to it: \"proxima docs concepts/identities\"")
 }

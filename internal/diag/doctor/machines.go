@@ -29,7 +29,7 @@ func (x examiner) machines(status *admin.Status, now time.Time) Finding {
 		fix = "switch the machine on, or start its agent; if it is gone for good: kubectl delete node NAME"
 	}
 	if len(status.Refused) > 0 {
-		fix = "upgrade in the order that the error names (docs/how-to/upgrade.md)"
+		fix = "upgrade in the order that the error names (\"proxima docs how-to/upgrade\")"
 	}
 	f.fail(problem.MachinesGone, textOf(problems), fix)
 	return f

@@ -64,7 +64,7 @@ func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges 
 	}
 	if x.Fix {
 		if err := x.fixResolver(ctx, system, server, ranges); err != nil {
-			f.failWith(asRoot(err), problem.ResolverFailed, "set the machine's resolver by hand: see docs/how-to/names.md")
+			f.failWith(asRoot(err), problem.ResolverFailed, "set the machine's resolver by hand: see \"proxima docs how-to/names\"")
 			return f
 		}
 	}

@@ -121,7 +121,7 @@ func check(values map[string]any) error {
 		texts = append(texts, strings.TrimPrefix(e.Error(), "."))
 	}
 	slices.Sort(texts)
-	return wrong(errors.New(strings.Join(slices.Compact(texts), "; ")), "docs/reference/chart-values.md lists the values")
+	return wrong(errors.New(strings.Join(slices.Compact(texts), "; ")), "\"proxima docs reference/chart-values\" lists the values")
 }
 
 // wrong is a mistake in the values.
