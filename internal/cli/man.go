@@ -63,8 +63,12 @@ variable, and that over the file of \-\-config.
 .SH EXIT STATUS
 0 success, 1 failure, 2 wrong usage.
 `)
+	out.WriteString(".SH SEE ALSO\n")
 	if cmd.HasParent() {
-		fmt.Fprintf(&out, ".SH SEE ALSO\n.BR %s (1)\n", roff(manName(cmd.Parent())))
+		fmt.Fprintf(&out, ".BR %s (1)\n", roff(manName(cmd.Parent())))
+	}
+	if manName(cmd) != "proxima-docs" {
+		out.WriteString(".BR proxima\\-docs (1)\nshows the documentation of this version.\n")
 	}
 	return out.Bytes()
 }

@@ -20,7 +20,7 @@ func TestManPages(t *testing.T) {
 	for name, want := range map[string][]string{
 		"proxima.1":              {`.BR proxima\-control\-plane (1)`, `.B \-\-data\-dir`},
 		"proxima-node.1":         {`.TH "PROXIMA-NODE" 1 "" "proxima v`, `.BR proxima\-node\-drain (1)`, `.SH OPTIONS OF ALL COMMANDS`, `Default: 10256.`},
-		"proxima-node-drain.1":   {`.B proxima node drain`, `.BR proxima\-node (1)`},
+		"proxima-node-drain.1":   {`.B proxima node drain`, `.BR proxima\-node (1)`, `.BR proxima\-docs (1)`},
 		"proxima-completion.1":   {".nf\n# bash, with", `"${fpath[1]}/_proxima"`},
 		"proxima-zone-shift.1":   {`.SH DESCRIPTION`},
 		"proxima-token-create.1": {`.B \-\-kind`},

@@ -122,6 +122,10 @@ func TestSearch(t *testing.T) {
 		"own heuristic in CEL":                   "concepts/heuristics",
 		"services outside the mesh":              "how-to/external-services",
 		"glossary of terms":                      "reference/glossary",
+		"tutorial two zones on one machine":      "tutorials/first-minutes",
+		"who broke my service":                   "tutorials/history",
+		"comparison with kube-proxy":             "compared/kube-proxy",
+		"is istio better":                        "compared/istio",
 	} {
 		var got []string
 		for _, f := range s.Search(question, 3) {
