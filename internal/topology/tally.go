@@ -251,12 +251,12 @@ func (c *Controller) reasonOf(mode Mode, service *corev1.Service, l *Line) (code
 // route works out where connections go now.
 func (g *tallied) route() {
 	n := g.in.topology.Len()
-	of := g.base.share
+	share := g.base.share
 	switch {
 	case g.plan != nil:
-		of = shareOf(g.plan, &g.in)
+		share = shareOf(g.plan, &g.in)
 	case g.ruled != nil:
-		of = func(int, int) float64 { return 0 }
+		share = func(int, int) float64 { return 0 }
 	}
 	for to, count := range g.in.count {
 		if count > 0 {
@@ -266,7 +266,7 @@ func (g *tallied) route() {
 	g.share = make([]float64, n*len(g.targets))
 	for from := range n {
 		for k, to := range g.targets {
-			g.share[from*len(g.targets)+k] = of(from, to)
+			g.share[from*len(g.targets)+k] = share(from, to)
 		}
 	}
 	if g.plan != nil || g.ruled == nil {
