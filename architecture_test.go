@@ -333,9 +333,9 @@ var siblings = map[string][]string{
 	"internal/proxy/ebpf":          {"internal/kernel/cgroup", "internal/kernel/netns"},
 	"internal/proxy/permit":        {"internal/kernel/nfnl"},
 	// The table in front of it.
-	"internal/proxy/ipvs": {"internal/proxy/nftables"},
-	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
-	"internal/node/podproxy":       {"internal/sidecar/redirect"},
+	"internal/proxy/ipvs":       {"internal/proxy/nftables"},
+	"internal/sidecar/redirect": {"internal/kernel/nfnl"},
+	"internal/node/podproxy":    {"internal/sidecar/redirect"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.

@@ -151,14 +151,14 @@ func (p *consoleProxy) foreign(r *http.Request) string {
 		return "a request to a proxy"
 	case r.Header.Get("Upgrade") != "":
 		return "a change of the protocol"
-	case r.URL.RawPath != "" || strings.ContainsAny(r.URL.Path, "\\\x00%;") || !clean(r.URL.Path):
+	case r.URL.RawPath != "" || strings.ContainsAny(r.URL.Path, "\\\x00%;") || !straight(r.URL.Path):
 		return "a path that is not in its plain form"
 	}
 	return ""
 }
 
-// clean: nothing on the way reads the path in another way than we do.
-func clean(p string) bool {
+// straight: nothing on the way reads the path in another way than we do.
+func straight(p string) bool {
 	return strings.HasPrefix(p, "/") && (path.Clean(p) == p || path.Clean(p)+"/" == p && p != "//")
 }
 

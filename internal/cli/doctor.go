@@ -48,7 +48,7 @@ resolve the names of Services; the agent reverts that when it ends, --undo does
 so at once. Nothing else is changed.
 
 With --cluster it asks the control plane what is wrong in all of it, and with its
-nodes, agents, proxies and objects, grouped by code; docs/reference/problems.md has
+nodes, agents, proxies and objects, grouped by code; "proxima docs reference/problems" has
 the codes. It exits with 1 if there is an error, and with 0 if there are warnings
 alone.`,
 		Args: cobra.NoArgs,

@@ -113,7 +113,7 @@ func (f Finder) Machines(s *admin.Status) []admin.Problem {
 	}
 	for _, r := range s.Refused {
 		out = append(out, failing(problem.AgentRefused, object{kind: "Node", name: r.Name},
-			"the control plane refuses an agent, which goes on with its last state: "+r.Reason, "upgrade in the order that the error names (docs/how-to/upgrade.md)"))
+			"the control plane refuses an agent, which goes on with its last state: "+r.Reason, "upgrade in the order that the error names (proxima docs how-to/upgrade)"))
 	}
 	const start = "switch the machine on, or start its agent; if it is gone for good: kubectl delete node NAME"
 	if s.Leases.Held {

@@ -28,7 +28,7 @@ func Zones(f *admin.FederationStatus, now time.Time) []admin.Problem {
 	for _, z := range f.Zones {
 		at := object{kind: "Zone", name: z.Name}
 		if z.Refused != "" {
-			out = append(out, failing(problem.ZoneRefused, at, "a zone is refused, and goes on with what it has: "+z.Refused, "upgrade in the order that the error names (docs/how-to/upgrade.md)"))
+			out = append(out, failing(problem.ZoneRefused, at, "a zone is refused, and goes on with what it has: "+z.Refused, "upgrade in the order that the error names (proxima docs how-to/upgrade)"))
 		}
 		if z.Insight == nil {
 			continue
