@@ -167,7 +167,7 @@ func (v *viewed) look(ctx context.Context, n int) (l load, err error) {
 			lines := bufio.NewReaderSize(body, 1<<20)
 			for {
 				line, err := lines.ReadSlice('\n')
-				for err == bufio.ErrBufferFull {
+				for errors.Is(err, bufio.ErrBufferFull) {
 					got.Add(int64(len(line)))
 					line, err = lines.ReadSlice('\n')
 				}

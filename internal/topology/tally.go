@@ -134,9 +134,9 @@ type tallied struct {
 	// [from*len(targets)+k]. Where there are many zones, few of them are targets.
 	targets []int
 	share   []float64
-	base  *kubeProxy
-	ruled *RulingReport
-	price *prices
+	base    *kubeProxy
+	ruled   *RulingReport
+	price   *prices
 	// demand at the time when the metrics were worked out, and what the routing in effect makes of it.
 	demand estimated
 	now    planner.Metrics
