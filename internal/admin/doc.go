@@ -185,13 +185,13 @@ func Handlers(c Config) map[string]http.Handler {
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
 // are not used.
 func PlannerHandlers(c Config) map[string]http.Handler {
-	return withSummaries(c, withFeed(c, map[string]http.Handler{
+	return withRollout(c, withSummaries(c, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
 		SimulatePath:       get(questionHandler{c, simulate}),
 		SurveyPath:         surveyHandler{c},
-	}))
+	})))
 }
 
 // ClusterZoneHandlers are PlannerHandlers of a control plane in a Kubernetes cluster that is a zone.
@@ -205,13 +205,13 @@ func ClusterZoneHandlers(c Config) map[string]http.Handler {
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
-	return withProxies(c, withProblems(c, &scopes{config: c, known: map[string]knownScope{}}, withFeed(c, map[string]http.Handler{
+	return withProxies(c, withRollout(c, withProblems(c, &scopes{config: c, known: map[string]knownScope{}}, withFeed(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),
 		BackupPath:     get(backupHandler{c, false}),
 		BackupKeysPath: get(backupHandler{c, true}),
 		ConfirmPath:    confirmHandler{c},
 		CheckPath:      checkHandler{c},
-	})))
+	}))))
 }
 
 // get lets only requests with that method through.

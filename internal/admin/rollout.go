@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -67,11 +68,13 @@ type Views interface {
 	Since(revision uint64) (sequence uint64, ok bool)
 }
 
-// withRollout adds the path of changes, if there are views.
+// errNoViews is the answer of a control plane without views of its own, or whose revisions are those of a cluster.
+var errNoViews = errors.New("how far a change got is known where the control plane has agents, and a store of its own; " +
+	"\"proxima top nodes\" shows how far agents are behind")
+
+// withRollout adds the path of changes.
 func withRollout(c Config, to map[string]http.Handler) map[string]http.Handler {
-	if c.Views != nil {
-		to[ChangesPath] = get(rolloutHandler{c})
-	}
+	to[ChangesPath] = get(rolloutHandler{c})
 	return to
 }
 
@@ -79,6 +82,10 @@ type rolloutHandler struct{ Config }
 
 // ServeHTTP implements http.Handler.
 func (h rolloutHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.Views == nil {
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, errNoViews)
+		return
+	}
 	text := strings.TrimPrefix(r.URL.Path, ChangesPath)
 	revision, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || revision == 0 {

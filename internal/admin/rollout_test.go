@@ -107,6 +107,9 @@ func TestRollout(t *testing.T) {
 	if _, got := ask(done, ChangesPath+"120"); got.Viewed || got.Confirmed > 0 || got.Sent > 0 || got.Done() {
 		t.Errorf("views do not have it: %+v", got)
 	}
+	if code, _ := ask(Config{Logger: quiet}, ChangesPath+"1"); code != http.StatusNotFound {
+		t.Errorf("without views: %d", code)
+	}
 	for _, path := range []string{"", "0", "-1", "x", "1/2"} {
 		if code, _ := ask(done, ChangesPath+path); code != http.StatusBadRequest {
 			t.Errorf("%q: %d", path, code)
