@@ -163,12 +163,15 @@ func topOn(t *testing.T, cols, rows uint16, env []string, args ...string) *scree
 	}()
 	go func() {
 		defer close(answered)
-		_, _ = io.Copy(s.pty, s.display) // what a terminal answers
+		_, _ = io.Copy(s.pty, s.display)      // what a terminal answers
+		_, _ = io.Copy(io.Discard, s.display) // the process has ended: the display must not wait
 	}()
 	t.Cleanup(func() {
 		_ = s.cmd.Process.Kill() // it has ended, if the test went well
 		<-read
-		s.display.Close()
+		if w, ok := s.display.InputPipe().(io.Closer); ok {
+			_ = w.Close() // Close of the display is not for two goroutines
+		}
 		s.pty.Close()
 		<-answered
 	})
