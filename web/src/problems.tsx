@@ -15,10 +15,10 @@ export const worstFirst = (all: Problem[]) => [...all].sort((a, b) => a.severity
 
 const isCommand = (fix: string) => /^(sudo )?(proxima|kubectl) /.test(fix);
 
-export function ProblemList({ problems }: { problems: Problem[] }) {
+export function ProblemList({ problems, grouped }: { problems: Problem[]; grouped?: boolean }) {
   if (problems.length === 0) return <p class="empty">No problem is known.</p>;
   return <ul class="problems">{problems.map((p) => <li key={p.code + objectOf(p) + p.name} class={p.severity}>
-    <p><span class="mark">{p.severity}</span> <b>{p.code}</b> {objectOf(p)} {p.since && <span class="dim">since {age(p.since)}</span>}</p>
+    <p><span class="mark">{p.severity}</span> {!grouped && <b>{p.code}</b>} {objectOf(p)} {p.since && <span class="dim">since {age(p.since)}</span>}</p>
     <p class="text">{p.problem}</p>
     {p.fix && (isCommand(p.fix) ? <p><Copy text={p.fix} /></p> : <p class="text dim">{p.fix}</p>)}
   </li>)}</ul>;
@@ -32,7 +32,7 @@ export function Problems({ stream }: { stream: Stream }) {
   const show = (all: Problem[]) => {
     for (const p of all) codes.set(p.code, [...codes.get(p.code) ?? [], p]);
     if (all.length === 0) return <Empty command="proxima status">No problem is known: of the control plane, its nodes and its objects.</Empty>;
-    return [...codes].map(([code, of]) => <section key={code} class="panel wide"><div class="bar"><h2>{code}</h2><span class="dim">{plural(of.length, "finding")}</span></div><ProblemList problems={of.slice(0, 50)} />{of.length > 50 && <p class="dim">and {group(of.length - 50)} more</p>}</section>);
+    return [...codes].map(([code, of]) => <section key={code} class="panel wide"><div class="bar"><h2>{code}</h2><span class="dim">{plural(of.length, "finding")}</span></div><ProblemList problems={of.slice(0, 50)} grouped />{of.length > 50 && <p class="dim">and {group(of.length - 50)} more</p>}</section>);
   };
   return <><Head title="Problems" command="kubectl get --raw /proxima/v1/problems" />
     <Partial text={first.data?.partial} />

@@ -19,7 +19,7 @@ export function Registries() {
       ]} />
       <Panel title="What is wrong with registrations">{s.registryTroubles?.length ? <Table label="Troubles" rows={s.registryTroubles} id={(t) => t.protocol + t.reason} columns={[
         { name: "protocol", cell: (t) => t.protocol }, { name: "reason", cell: (t) => t.reason }, { name: "count", number: true, cell: (t) => group(t.count) }, { name: "such as", wide: true, cell: (t) => (t.examples ?? []).join(", ") },
-      ]} /> : <p class="empty">Nothing is known.</p>}</Panel>
+      ]} /> : <p class="empty">No trouble is known.</p>}</Panel>
       <p class="dim">Counts are of this instance, since it started.</p>
     </>}</View>
   </>;
