@@ -49,14 +49,14 @@ type tab struct {
 	origin string
 	mu     sync.Mutex
 	faults []string
-	// expected are texts of faults that a test makes on purpose.
-	expected []string
+	// expected are texts of faults that a test makes on purpose, and whether they came.
+	expected map[string]bool
 }
 
 func openTab(t *testing.T, origin string) *tab {
 	t.Helper()
 	ctx, end := startBrowser(t)
-	b := &tab{T: t, ctx: ctx, origin: origin}
+	b := &tab{T: t, ctx: ctx, origin: origin, expected: map[string]bool{}}
 	chromedp.ListenTarget(ctx, b.listen)
 	b.do(network.Enable(), log.Enable(), chromedp.EmulateViewport(1280, 900))
 	t.Cleanup(func() {
@@ -74,8 +74,9 @@ func (b *tab) fault(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, e := range b.expected {
+	for e := range b.expected {
 		if strings.Contains(text, e) {
+			b.expected[e] = true
 			return
 		}
 	}
@@ -86,7 +87,20 @@ func (b *tab) fault(format string, args ...any) {
 func (b *tab) expect(text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.expected = append(b.expected, text)
+	b.expected[text] = false
+}
+
+// came waits for a fault that is expected.
+func (b *tab) came(text string) bool {
+	for start := time.Now(); time.Since(start) < patience/3; time.Sleep(10 * time.Millisecond) {
+		b.mu.Lock()
+		came := b.expected[text]
+		b.mu.Unlock()
+		if came {
+			return true
+		}
+	}
+	return false
 }
 
 func (b *tab) listen(event any) {
