@@ -224,8 +224,16 @@ function columns(currency: string | undefined, has: (k: keyof Flow) => boolean):
   return out;
 }
 
+// complete has an area for each end of a flow: other sites are no zones here.
+function complete(w: World): World {
+  const known = new Set(w.zones.map((z) => z.name)), others = new Set(w.flows.flatMap((f) => [f.from, f.to]).filter((n) => !known.has(n)));
+  if (others.size === 0) return w;
+  return { ...w, zones: [...w.zones, ...[...others].map((name) => ({ name, region: "elsewhere", nodes: 0, ready: 0, endpoints: 0, demand: 0, inZone: 1, worst: 0 }))] };
+}
+
 // Flows as a map or a matrix, with a table of the same numbers.
-export function Flows({ world, fold, onFold, pick }: { world: World; fold?: boolean; onFold?: (fold: boolean) => void; pick?: boolean }) {
+export function Flows({ world: given, fold, onFold, pick }: { world: World; fold?: boolean; onFold?: (fold: boolean) => void; pick?: boolean }) {
+  const world = complete(given);
   const regions = new Set(world.zones.map(inRegion)).size;
   const foldable = onFold !== undefined && regions > 1;
   const shown = foldable && fold ? folded(world) : world;

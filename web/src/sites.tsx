@@ -45,9 +45,10 @@ function OfGlobal({ f, write, done }: { f: Federation; write: boolean; done: () 
 
 function Types({ zone, types, write, done }: { zone: string; types: TypeSync[]; write: boolean; done: () => void }) {
   const rows = [...types].sort((a, b) => (b.held ?? 0) + (b.refused?.length ?? 0) - (a.held ?? 0) - (a.refused?.length ?? 0) || (a.type < b.type ? -1 : 1));
+  const shown = rows.filter((t) => t.objects || t.held || t.refused?.length), none = rows.length - shown.length;
   return <div class="panels">
-    <Panel wide title="Objects that go between sites"><Table label={"Objects of " + zone} rows={rows} id={(t) => t.type + t.direction} columns={[
-      { name: "type", cell: (t) => t.type }, { name: "direction", cell: (t) => t.direction }, { name: "objects", number: true, cell: (t) => num(t.objects ?? 0) },
+    <Panel wide title="Objects that go between sites" aside={none > 0 && <span class="dim">{plural(none, "type")} without objects {none === 1 ? "is" : "are"} not shown</span>}><Table label={"Objects of " + zone} rows={shown} id={(t) => t.type + t.direction} columns={[
+      { name: "type", cell: (t) => t.type.replace(/^\//, "") }, { name: "direction", cell: (t) => t.direction }, { name: "objects", number: true, cell: (t) => num(t.objects ?? 0) },
       { name: "deletions held", number: true, cell: (t) => t.held ? <span class="bad">{t.held}</span> : "0" }, { name: "refused", number: true, cell: (t) => t.refused?.length ? <span class="bad">{t.refused.length}</span> : "0" },
       { name: "why", wide: true, cell: (t) => t.refused?.length ? `${t.refused[0]!.name}: ${t.refused[0]!.reason}` : "" },
     ]} /></Panel>
