@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,11 +29,29 @@ type consoleRig struct {
 	url   string
 	host  string
 	clock *testingclock.FakePassiveClock
-	log   bytes.Buffer
+	log   lockedLog
 	// reached counts requests at the API; last is the newest of them.
 	reached atomic.Int32
 	last    atomic.Pointer[http.Request]
 	ended   atomic.Pointer[error]
+}
+
+// lockedLog is written by handlers, and read by tests.
+type lockedLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func newConsoleRig(t *testing.T, write bool) *consoleRig {
@@ -247,7 +266,12 @@ func TestConsoleProxyCodes(t *testing.T) {
 	if r.ended.Load() != nil {
 		t.Fatal("ended before 20 guesses")
 	}
-	for r.proxy.guesses < maxConsoleGuesses {
+	guesses := func() int {
+		r.proxy.mu.Lock()
+		defer r.proxy.mu.Unlock()
+		return r.proxy.guesses
+	}
+	for guesses() < maxConsoleGuesses {
 		if got, _ := r.send("GET", "/proxima/v1/status", "", "Authorization", "Bearer guess"); got != 401 {
 			t.Fatalf("a guess: %d", got)
 		}
