@@ -29,6 +29,7 @@ export class Stream {
   private abort: AbortController | null = null;
   private timer = 0;
   private failed = 0;
+  private opened = 0; // when the newest request began
   private notice = 0;
 
   private channel: BroadcastChannel | null = null;
@@ -144,9 +145,9 @@ export class Stream {
   }
 
   private check = () => {
-    if (this.health === "live" && Date.now() - this.last > staleAfter) {
+    if ((this.health === "live" || this.abort) && Date.now() - Math.max(this.last, this.opened) > staleAfter) {
       this.problem = "nothing has come for " + staleAfter / 1000 + " s";
-      this.close("stale");
+      this.close(this.last ? "stale" : "connecting");
       this.soon();
     } else if (this.health === "stale") this.tell(); // its age grows
   };
@@ -154,6 +155,7 @@ export class Stream {
   private async follow() {
     const abort = new AbortController();
     this.abort = abort;
+    this.opened = Date.now();
     if (this.health === "hidden") this.set(this.last ? "stale" : "connecting");
     try {
       const r = await send(query("/proxima/v1/stream", { topics: this.names.join(","), position: this.position }), { signal: abort.signal });
