@@ -11,7 +11,8 @@ PLAIN := $(shell ls -d test/chart test/console bench/fanout bench/feed bench/reg
 IMAGE ?= ghcr.io/proxima-mesh/proxima
 RELEASE = cd tools/release && CGO_ENABLED=0 $(GO) run . -root $(CURDIR) -version '$(VERSION)' -image '$(IMAGE)' \
   $(if $(SIGNING_KEY),-signing-key '$(abspath $(SIGNING_KEY))') $(if $(BUILDER),-builder '$(BUILDER)')
-GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) $(wildcard internal/console/dist/*) go.mod go.sum
+GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) $(wildcard internal/console/dist/*) \
+  documentation.go README.md CHANGELOG.md $(shell find docs -type f) go.mod go.sum
 
 export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
