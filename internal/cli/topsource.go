@@ -42,11 +42,13 @@ type topQuery struct {
 type topSource struct {
 	cfg *rest.Config
 
-	mu       sync.Mutex
-	zones    map[string]*summary.Zone
-	flows    map[string]*topology.Flow
-	total    *summary.Totals
-	partial  string
+	mu      sync.Mutex
+	zones   map[string]*summary.Zone
+	flows   map[string]*topology.Flow
+	total   *summary.Totals
+	partial string
+	// rest: the stream leaves flows out, as there are many zones.
+	rest     bool
 	position summary.Position
 	// followed until then: the stream was alive.
 	alive time.Time
@@ -83,7 +85,7 @@ const streamDead = 12 * time.Second
 func (s *topSource) followedZones(q topQuery) *topTable {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.total == nil || time.Since(s.alive) > streamDead {
+	if s.total == nil || s.rest || time.Since(s.alive) > streamDead {
 		return nil
 	}
 	zones := make([]summary.Zone, 0, len(s.zones))
@@ -161,7 +163,7 @@ func (s *topSource) take(frame *admin.Frame) error {
 		return err
 	}
 	if d.Snapshot {
-		s.zones, s.flows = map[string]*summary.Zone{}, map[string]*topology.Flow{}
+		s.zones, s.flows, s.rest = map[string]*summary.Zone{}, map[string]*topology.Flow{}, false
 	}
 	for name, data := range d.Rows {
 		var err error
@@ -170,6 +172,8 @@ func (s *topSource) take(frame *admin.Frame) error {
 			err = put(s.zones, name, data)
 		case "flow":
 			err = put(s.flows, name, data)
+		case "rest":
+			s.rest = true
 		case "total":
 			s.total = new(summary.Totals)
 			err = json.Unmarshal(data, s.total)
@@ -183,6 +187,7 @@ func (s *topSource) take(frame *admin.Frame) error {
 		}
 	}
 	for _, name := range d.Gone {
+		s.rest = s.rest && name != "rest"
 		delete(s.zones, name)
 		delete(s.flows, name)
 	}

@@ -380,8 +380,7 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 		if err != nil {
 			return nil, have, 0, err
 		}
-		latest = stateOf(zones)
-		latest.made = t.clock.Now()
+		latest = &State{Position: zones.Position, made: t.clock.Now(), rows: Rows(zones)}
 		v.states = append(v.states, latest)
 		clear(v.deltas)
 		if len(v.states) > maxStates {
@@ -456,13 +455,13 @@ func roundAll(all ...*float64) {
 
 func roundFlow(f *topology.Flow) { roundAll(&f.Planned, &f.Guess, &f.Measured, &f.Bytes, &f.Cost) }
 
-// stateOf sums, a row each for zones, flows and totals, in three digits.
-func stateOf(z *Zones) *State {
-	s := &State{Position: z.Position, rows: make(map[string]json.RawMessage, len(z.Zones)+len(z.Flows)+2)}
+// Rows of a stream: one each for zones, the largest flows and totals, in three digits. The order of z's flows does not matter.
+func Rows(z *Zones) map[string]json.RawMessage {
+	rows := make(map[string]json.RawMessage, len(z.Zones)+MostFlows+3)
 	put := func(name string, value any) {
 		data, err := json.Marshal(value)
 		if err == nil { // floats are finite
-			s.rows[name] = data
+			rows[name] = data
 		}
 	}
 	for _, zone := range z.Zones {
@@ -490,7 +489,7 @@ func stateOf(z *Zones) *State {
 	}
 	put("total", &total)
 	put("scope", map[string]any{"since": z.Since, "partial": z.Partial})
-	return s
+	return rows
 }
 
 // between two states; from nil: everything.

@@ -340,21 +340,13 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		changed, silent := s.changed, s.silent
 		z := s.world.Zones
-		rows := map[string]json.RawMessage{}
+		rows := summary.Rows(&z)
 		put := func(into map[string]json.RawMessage, name string, value any) {
 			data, err := json.Marshal(value)
 			if err == nil {
 				into[name] = data
 			}
 		}
-		for i := range z.Zones {
-			put(rows, "zone/"+string(z.Zones[i].Name), z.Zones[i])
-		}
-		for i := range z.Flows {
-			put(rows, "flow/"+string(z.Flows[i].From)+"/"+string(z.Flows[i].To), z.Flows[i])
-		}
-		put(rows, "total", z.Total)
-		put(rows, "scope", map[string]any{"since": z.Since, "partial": z.Partial})
 		found := map[string]json.RawMessage{}
 		for _, p := range s.problems {
 			put(found, "problem/"+p.Code+"/"+p.Object(), p)
