@@ -315,6 +315,8 @@ func (d *demo) printWhatNext() {
 	d.screen.line("  export KUBECONFIG=%s", filepath.Join(d.dir, "kubeconfig"))
 	d.screen.line("  curl http://%s", d.vip)
 	d.screen.line("  %s get endpointslices -o wide        # or kubectl", d.cfg.Executable)
+	d.screen.line("  %s top services                      # what goes where, as it changes", d.cfg.Executable)
+	d.screen.line("  %s console                           # the same in a browser, with the reasons", d.cfg.Executable)
 	d.screen.line("")
 	d.screen.line("Ctrl-C ends the demo and removes everything.")
 }
