@@ -142,7 +142,7 @@ func (b *tab) sees(text string) {
 // is waits until an expression is true.
 func (b *tab) is(expression string) {
 	b.Helper()
-	b.do(chromedp.Poll(expression, nil, chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(patience/2)))
+	b.do(chromedp.Poll("!!("+expression+")", nil, chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(patience/2)))
 }
 
 func quote(s string) string { return fmt.Sprintf("%q", s) }

@@ -36,6 +36,7 @@ func TestFlows(t *testing.T) {
 	t.Run("token", testToken)
 	t.Run("states", testStates)
 	t.Run("questions", testQuestions)
+	t.Run("paths", testPaths)
 	t.Run("writes", testWrites)
 }
 
@@ -204,6 +205,44 @@ func testQuestions(t *testing.T) {
 	b.at("#/history?kind=services&namespace=shop&name=web&at=1h&to=1s")
 	b.sees("There is no difference.")
 	b.sees("spec.ports[0].port: 80 → 8080")
+}
+
+// testPaths goes from Overview to answers, by at most three steps.
+func testPaths(t *testing.T) {
+	s, url := serve(t, small)
+	b := openTab(t, url)
+	b.enter()
+	b.is(settled)
+	// What would Adaptive save? What leaves its zone and costs most?
+	b.sees("plans would save")
+	b.do(chromedp.Click("details.numbers summary"))
+	b.is("document.querySelector('details.numbers tbody tr') !== null")
+	var first, most float64
+	b.eval(`(c => Number.parseFloat(c.replace(/\s/g, '')))(document.querySelector('details.numbers tbody tr td:last-child').innerText)`, &first)
+	for _, f := range s.World().Zones.Flows {
+		most = max(most, f.Cost)
+	}
+	if diff := first - most; diff > 1 || diff < -1 {
+		t.Errorf("the first flow costs %v, the dearest %v", first, most)
+	}
+	// What if a zone fails?
+	b.do(chromedp.Evaluate(`(e => { e.value = 'zone-c'; e.dispatchEvent(new Event('change', {bubbles: true})); return 0; })([...document.querySelectorAll('.panel')].find(p => p.innerText.startsWith('What if')).querySelector('select'))`, nil))
+	b.sees("1 Service would have no endpoint: data/alone")
+	// Why has a Service no hints?
+	b.do(chromedp.Click(`a[href*="HintsRefused"]`))
+	b.is(settled + " && document.querySelector('main tbody th a')")
+	b.do(chromedp.Click("main tbody th a"))
+	b.sees("a zone would be overloaded by 45 %")
+	// Why does a node go there?
+	b.is("[...document.querySelectorAll('option')].some(o => o.value == 'zone-a-1')")
+	b.do(chromedp.Evaluate(`(e => { e.value = 'zone-a-1'; e.dispatchEvent(new Event('change', {bubbles: true})); return 0; })([...document.querySelectorAll('label')].find(l => l.innerText.startsWith('or node')).querySelector('select'))`, nil))
+	b.sees("--from-node zone-a-1")
+	b.sees("its zone gets this share of the plan")
+	// Which agent is behind, and who changed what?
+	b.do(chromedp.Click(`nav a[href="#/nodes"]`))
+	b.is("document.querySelector('main tbody tr')?.innerText.includes('refused a part of its view')")
+	b.do(chromedp.Click(`nav a[href="#/history"]`))
+	b.sees("alice")
 }
 
 func testWrites(t *testing.T) {

@@ -1,12 +1,14 @@
 // Overview: what leaves its zone, what it costs, what could be better, and why it is not.
 
+import { useState } from "preact/hooks";
+import { query } from "./api.ts";
 import { Chart } from "./chart.tsx";
 import { age, group, money, num, percent, plural, rate, times, zoneName } from "./format.ts";
 import { Flows, ordered } from "./map.tsx";
 import { ProblemList, worstFirst } from "./problems.tsx";
 import type { Stream } from "./stream.ts";
 import { Table } from "./table.tsx";
-import type { Flow, Problem, Routed, Series, Services, Totals, Zone } from "./types.ts";
+import type { Flow, Metrics, Problem, Routed, Series, Services, Simulation, Totals, Zone } from "./types.ts";
 import { adjust, Copy, Empty, Fact, Head, href, Kinds, Panel, Partial, serviceHref, useLoad, usePlace, useStream, View } from "./view.tsx";
 
 export function Overview({ stream }: { stream: Stream }) {
@@ -59,6 +61,7 @@ export function Overview({ stream }: { stream: Stream }) {
           <tbody>{refused.map((c) => <tr key={c.code}><th scope="row"><a href={href(["services"], { code: c.code, refused: "true" })}>{c.code}</a></th><td class="number">{group(c.refused!)}</td></tr>)}</tbody></table>}
       </Panel>
       <Past />
+      {zones.length > 1 && <LostZone zones={ordered(zones).map((z) => z.name).filter(Boolean)} />}
       {total.cost === undefined && <Panel title={<span id="money">What it costs</span>}>
         <p>No price or no bytes are known, so that nothing is said of money. A price is stated in a ZoneCosts object, bytes are counted by agents: docs/how-to/traffic-costs.md.</p>
         <Copy text="proxima simulate --top 10 --price USD:0.02:0.04" />
@@ -107,6 +110,23 @@ function Savings() {
         { name: "state", cell: (l) => <span title={l.why}>{l.code}</span> },
       ]} />;
     }}</View>
+  </Panel>;
+}
+
+// LostZone asks what planned Services would do without a zone.
+function LostZone({ zones }: { zones: string[] }) {
+  const [zone, set] = useState("");
+  const load = useLoad<Simulation>(zone ? query("/proxima/v1/simulate", { failZone: zone, summary: true }) : "");
+  return <Panel title="What if a zone is lost">
+    <p class="filters"><label>zone <select value={zone} onChange={(e) => set((e.currentTarget as HTMLSelectElement).value)}><option value="">none</option>{zones.map((z) => <option key={z}>{z}</option>)}</select></label>
+      {zone ? <Copy text={`proxima simulate --fail-zone ${zone} --summary`} /> : <span class="dim">Nothing is applied.</span>}</p>
+    {zone && <View of={load}>{({ summary: s }) => !s || s.affected === 0 ? <p class="empty">No planned Service is affected.</p> : <>
+      <table class="plain"><caption>{plural(s.affected, "planned Service")} of {group(s.services)}</caption>
+        <thead><tr><th scope="col" /><th scope="col" class="number">stays in its zone</th><th scope="col" class="number">busiest endpoint</th></tr></thead>
+        <tbody>{([["now", s.before], ["without it", s.after]] as [string, Metrics][]).map(([n, m]) => <tr key={n}><th scope="row">{n}</th><td class="number">{percent(m.inZone)}</td><td class="number">{times(m.worst)}</td></tr>)}</tbody></table>
+      {s.busiest && <p class="dim">The busiest endpoint is one of {s.busiest}.</p>}
+      {s.unservedCount > 0 && <p class="note error">{plural(s.unservedCount, "Service")} would have no endpoint: {(s.unserved ?? []).join(", ")}</p>}
+    </>}</View>}
   </Panel>;
 }
 

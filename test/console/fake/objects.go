@@ -129,7 +129,7 @@ func explained(w *World) object {
 }
 
 func simulated(w *World) object {
-	return object{"unaffected": 3, "services": []object{{
+	return object{"unaffected": 3, "summary": object{"affected": 21, "services": 40, "before": object{"inZone": 0.9, "worst": 1.1}, "after": object{"inZone": 0.7, "worst": 1.19}, "busiest": "shop/web", "unserved": []string{"data/alone"}, "unservedCount": 1}, "services": []object{{
 		"service": w.Services[0].Namespace + "/" + w.Services[0].Name, "ports": []string{"http"}, "family": "IPv4", "planned": true,
 		"before": object{"inZone": 0.9, "cost": 0.1, "worst": 1.1}, "after": object{"inZone": 0.7, "cost": 0.3, "worst": 1.19}, "unplanned": object{"inZone": 0.6, "cost": 0.4, "worst": 1.9}, "plan": explanation(w),
 	}}}
