@@ -40,7 +40,7 @@ export function Nodes({ write }: { write: boolean }) {
     <View of={status}>{(s) => <View of={nodes}>{(n) => <>
       <Partial text={s.silentInstances?.length ? `instances that do not say which agents follow there: ${s.silentInstances.join(", ")}` : n.metadata?.continue ? "the first 1000 Nodes" : undefined} />
       {s.leases.held && <p class="note partial">Leases that ran out are held: {s.leases.reason}</p>}
-      {all.length === 0 ? <Empty command="proxima token create --kind node --name NAME">No node has joined: docs/how-to/second-machine.md.</Empty> : <>
+      {all.length === 0 ? <Empty command="proxima token create --kind node --name NAME">No node has joined: proxima docs how-to/second-machine.</Empty> : <>
         <p class="filters"><label>search <input type="search" value={text} placeholder="name, zone or mode" onInput={(e) => setText((e.currentTarget as HTMLInputElement).value)} /></label>
           <output class="dim">{group(shown.length)} of {group(all.length)} nodes, {group(s.agents.length)} agents follow; trouble first</output></p>
         <Table label="Nodes" rows={shown} id={(r) => r.name} file="nodes" columns={[

@@ -20,12 +20,15 @@ export function Overview({ stream }: { stream: Stream }) {
   }
   const total = rows.get("total") as Totals | undefined;
   const scope = rows.get("scope") as { since: string; partial?: string } | undefined;
-  const head = <Head title="Overview" command="kubectl get --raw /proxima/v1/summary/zones" />;
+  // Where there are many zones the stream has the largest flows alone.
+  const whole = useLoad<{ flows: Flow[] }>(rows.has("rest") ? "/proxima/v1/summary/zones" : "", 10);
+  if (rows.has("rest") && whole.data) flows.splice(0, flows.length, ...whole.data.flows);
+  const head = <Head title="Overview" command="proxima top zones --once" />;
   if (!total || !scope) {
     return <>{head}{s.error("zones") ? <p class="note error" role="alert">{s.error("zones")}</p> : s.health === "ended" ? <p class="note error" role="alert">{s.problem}</p> : <p class="loading" role="status">Loading …</p>}</>;
   }
   if (total.services === 0) {
-    return <>{head}<Partial text={scope.partial} /><Empty command="proxima apply -f service.yaml">There are no Services{scope.partial ? " that you may see" : ""}. A Service with endpoints in several zones makes this page: docs/how-to/three-machines.md.</Empty></>;
+    return <>{head}<Partial text={scope.partial} /><Empty command="proxima apply -f service.yaml">There are no Services{scope.partial ? " that you may see" : ""}. A Service with endpoints in several zones makes this page: proxima docs how-to/three-machines.</Empty></>;
   }
   const problems = worstFirst([...s.rows("problems").values()] as Problem[]);
   const old = s.health === "stale" || s.health === "ended";
@@ -63,7 +66,7 @@ export function Overview({ stream }: { stream: Stream }) {
       <Past />
       {zones.length > 1 && <LostZone zones={ordered(zones).map((z) => z.name).filter(Boolean)} />}
       {total.cost === undefined && <Panel title={<span id="money">What it costs</span>}>
-        <p>No price or no bytes are known, so that nothing is said of money. A price is stated in a ZoneCosts object, bytes are counted by agents: docs/how-to/traffic-costs.md.</p>
+        <p>No price or no bytes are known, so that nothing is said of money. A price is stated in a ZoneCosts object, bytes are counted by agents: proxima docs how-to/traffic-costs.</p>
         <Copy text="proxima simulate --top 10 --price USD:0.02:0.04" />
       </Panel>}
     </div></div>

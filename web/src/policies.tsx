@@ -29,7 +29,7 @@ export function Policies() {
   const troubled = rows.filter((r) => conditionsOf(r.o).some(bad));
   return <><Head title="Policies" command={`proxima get ${kinds.map(([r]) => r).join(",")} -A`} />
     {errors.map((e) => <div key={e.kind}><p class="note partial">This is a part: {e.kind} are not shown.</p><ErrorNote error={e.error} /></div>)}
-    {waiting ? <p class="loading" role="status">Loading …</p> : rows.length === 0 && errors.length < kinds.length ? <Empty command="proxima apply -f policy.yaml">There are no policies: docs/concepts/policies.md.</Empty> : rows.length > 0 && <>
+    {waiting ? <p class="loading" role="status">Loading …</p> : rows.length === 0 && errors.length < kinds.length ? <Empty command="proxima apply -f policy.yaml">There are no policies: proxima docs concepts/policies.</Empty> : rows.length > 0 && <>
       <Table label="Policies" rows={rows} id={(r) => r.kind + nameOf(r)} file="policies" columns={[
         { name: "policy", cell: nameOf }, { name: "kind", cell: (r) => r.kind }, { name: "for", wide: true, cell: (r) => targetOf(r.o) },
         { name: "targets", number: true, cell: (r) => { const s = r.o.status as { targets?: number; services?: number } | undefined; const n = s?.targets ?? s?.services; return n === undefined ? "–" : group(n); } },

@@ -34,7 +34,7 @@ export function Problems({ stream }: { stream: Stream }) {
     if (all.length === 0) return <Empty command="proxima status">No problem is known: of the control plane, its nodes and its objects.</Empty>;
     return [...codes].map(([code, of]) => <section key={code} class="panel wide"><div class="bar"><h2>{code}</h2><span class="dim">{plural(of.length, "finding")}</span></div><ProblemList problems={of.slice(0, 50)} grouped />{of.length > 50 && <p class="dim">and {group(of.length - 50)} more</p>}</section>);
   };
-  return <><Head title="Problems" command="kubectl get --raw /proxima/v1/problems" />
+  return <><Head title="Problems" command="proxima doctor --cluster" />
     <Partial text={first.data?.partial} />
     {problems ? <div class={s.health === "stale" ? "old" : undefined}>{show(problems)}</div> : <View of={first}>{(d) => <>{show(d.problems)}</>}</View>}
   </>;

@@ -8,7 +8,7 @@ import { Empty, Head, Panel, useLoad, View } from "./view.tsx";
 export function Registries() {
   const load = useLoad<Status>("/proxima/v1/status", 5);
   return <><Head title="Registries" command="proxima status" />
-    <View of={load}>{(s) => !s.registries?.length ? <Empty>This instance serves no registry: docs/how-to/registries.md.</Empty> : <>
+    <View of={load}>{(s) => !s.registries?.length ? <Empty>This instance serves no registry: proxima docs how-to/registries.</Empty> : <>
       <Table label="Registries" rows={s.registries} id={(r) => r.protocol} columns={[
         { name: "protocol", cell: (r) => r.protocol }, { name: "address", cell: (r) => r.address ?? "–" },
         { name: "clients", number: true, cell: (r) => r.limit ? `${group(r.clients)} of ${group(r.limit)}` : group(r.clients) }, { name: "sessions", number: true, cell: (r) => group(r.sessions) },

@@ -59,7 +59,7 @@ export function Services() {
   const sort = q.sort ?? "saving";
   const others = (["namespace", "zone", "mode", "code", "refused"] as const).filter((f) => q[f]);
   const a = pages.answer;
-  return <><Head title="Services" command={`kubectl get --raw "${query("/proxima/v1/summary/services", q)}"`} />
+  return <><Head title="Services" command={`proxima top services --once --sort ${sort}${q.reverse ? " --reverse" : ""}${q.q ? " --filter " + JSON.stringify(q.q) : ""}`} />
     <search class="filters">
       <label>search <input type="search" value={text} placeholder="name or namespace" onInput={(e) => setText((e.currentTarget as HTMLInputElement).value)} /></label>
       <label>mode <select value={q.mode ?? ""} onChange={(e) => adjust({ mode: (e.currentTarget as HTMLSelectElement).value })}>

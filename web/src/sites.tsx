@@ -9,7 +9,7 @@ import { ConfirmHeld } from "./write.tsx";
 export function Sites({ write }: { write: boolean }) {
   const load = useLoad<Status>("/proxima/v1/status", 5);
   return <><Head title="Sites" command="proxima status" />
-    <View of={load}>{(s) => !s.federation ? <Empty>This control plane stands alone: docs/how-to/zones.md.</Empty>
+    <View of={load}>{(s) => !s.federation ? <Empty>This control plane stands alone: proxima docs how-to/zones.</Empty>
       : s.federation.zone ? <OfZone f={s.federation} write={write} done={load.reload} /> : <OfGlobal f={s.federation} write={write} done={load.reload} />}</View>
   </>;
 }
@@ -32,7 +32,7 @@ function OfGlobal({ f, write, done }: { f: Federation; write: boolean; done: () 
   const zones = f.zones ?? [];
   const trouble = (z: typeof zones[0]) => [!z.enabled && "disabled", z.enabled && !z.insight?.online && "not connected", z.refused,
     ...(z.insight?.types ?? []).flatMap((t) => [t.held ? `${t.held} deletions of ${t.type} held` : "", t.refused?.length ? `${plural(t.refused.length, t.type)} refused: ${t.refused[0]!.reason}` : ""])].filter(Boolean).join("; ");
-  if (zones.length === 0) return <Empty command="proxima token create --kind zone --name NAME">No site has joined: docs/how-to/zones.md.</Empty>;
+  if (zones.length === 0) return <Empty command="proxima token create --kind zone --name NAME">No site has joined: proxima docs how-to/zones.</Empty>;
   return <>
     <Table label="Sites" rows={[...zones].sort((a, b) => Number(!!trouble(b)) - Number(!!trouble(a)) || (a.name < b.name ? -1 : 1))} id={(z) => z.name} columns={[
       { name: "site", cell: (z) => z.name }, { name: "state", cell: (z) => z.insight?.online ? "online" : <span class="bad">offline</span> },

@@ -87,7 +87,7 @@ function hintOf(f: Failure): string {
   switch (f.code) {
     case 0: return "This page goes on by itself when there is an answer again.";
     case 401: return "Start \"proxima console\" again, or paste another token.";
-    case 403: return "An administrator decides who may read this: docs/how-to/credentials.md.";
+    case 403: return "An administrator decides who may read this: proxima docs how-to/credentials.";
     case 404: return "It may have been deleted, or this control plane may be of another version.";
     case 405: case 410: return "The change feed keeps what has happened: \"proxima feed status\" shows since when.";
     case 429: return "Too many ask at once. It is asked again.";
