@@ -403,8 +403,15 @@ func (t *Tally) Sum() Line {
 // flows that are planned, of one of some groups.
 func (g *tallied) flows(sum *flowSum, groups int) {
 	n, demand := g.in.topology.Len(), &g.demand
+	// Shares are of all demand, the rate is of that of this site.
+	own := 0.0
 	for from := range n {
-		share := demand.shares[from]
+		if !isSite(g.in.topology.Zone(from).Name) {
+			own += demand.shares[from]
+		}
+	}
+	for from := range n {
+		share := demand.shares[from] / own
 		if !(share > 0) || isSite(g.in.topology.Zone(from).Name) {
 			continue
 		}

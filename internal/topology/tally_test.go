@@ -12,10 +12,22 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // line of the Service web, as the catalog is now.
 func (r *rig) line() (*Tally, Line) {
+	r.t.Helper()
+	t := r.tally(webKey)
+	return t, t.Sum()
+}
+
+func (r *rig) lineOf(key resource.Key) Line {
+	r.t.Helper()
+	return r.tally(key).Sum()
+}
+
+func (r *rig) tally(key resource.Key) *Tally {
 	r.t.Helper()
 	synctest.Wait()
 	snapshot := r.c.config.Catalog.Snapshot()
@@ -30,11 +42,11 @@ func (r *rig) line() (*Tally, Line) {
 	if !tallier.Apply(&d) {
 		r.t.Error("the first delta prepares nothing")
 	}
-	t, ok := tallier.Tally(snapshot, webKey)
+	t, ok := tallier.Tally(snapshot, key)
 	if !ok {
 		r.t.Fatal("there is no Service")
 	}
-	return t, t.Sum()
+	return t
 }
 
 // TestTally: a line says what explain and the survey say, and its flows are its demand.
@@ -179,4 +191,27 @@ func TestNumbersAgree(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTallyOfSites: connections to other sites are flows, and so is what is not kept here.
+func TestTallyOfSites(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, ofSite, all(equalNodes("ab"), workloads("aabb"), one(imported(), offer("east", 4, 20), ingress("east")))...)
+		r.report(map[string]float64{"a": 30, "b": 10})
+		l := r.lineOf(resource.KeyOf(imported()))
+		total, elsewhere, home := 0.0, 0.0, 0.0
+		for _, f := range l.Flows {
+			total += f.Planned
+			switch {
+			case f.To == "site:east":
+				elsewhere += f.Planned
+			case f.From == f.To:
+				home += f.Planned
+			}
+		}
+		// InZone counts the demand of the other site too, which is half of that here and stays there.
+		if !alike(total, 40) || math.Abs(elsewhere-30*0.163) > 0.1 || !alike((home+20)/60, l.InZone) {
+			t.Errorf("%g connections, %g to the other site, %g stay (%g): %+v", total, elsewhere, home, l.InZone, l)
+		}
+	})
 }
