@@ -281,7 +281,7 @@ func (v *viewed) questions(ctx context.Context, name string) error {
 		{"zones", admin.SummaryZonesPath, 0, v.b.questions},
 		{"a page of Services, searched and ordered", admin.SummaryServicesPath + "?q=many-1&sort=saving&limit=100", 150, v.b.questions},
 		{"what if a Service had more endpoints", admin.SimulatePath + "?endpoints=" + url.QueryEscape("default/many-7:"+zoneName(1)+":+3"), 150, v.b.questions},
-		{"what if a zone failed", admin.SimulatePath + "?failZone=" + zoneName(2), 1000, min(v.b.questions, 5)},
+		{"what if a zone failed", admin.SimulatePath + "?summary=true&failZone=" + zoneName(2), 1000, min(v.b.questions, 5)},
 	} {
 		var took durations
 		for range q.times {

@@ -167,6 +167,8 @@ type question struct {
 	modes    Modes
 	change   Change
 	groups   func(*corev1.Service) []*group
+	// left are the ratios of the nodes that are left; nil: not worked out yet.
+	left auto.Ratios
 }
 
 // Simulate plans a situation and applies nothing. Services are those that a Change
@@ -476,13 +478,17 @@ func (q *question) ratios() auto.Ratios {
 		cluster, _ := q.model.current()
 		return cluster.ratios
 	}
+	if q.left != nil {
+		return q.left
+	}
 	left := map[string]facts{}
 	for key, node := range q.snapshot.Nodes.All() {
 		if f := factsOf(node); !slices.Contains(q.change.FailZones, f.zone) {
 			left[key.Name] = f
 		}
 	}
-	return clusterOf(left).ratios
+	q.left = clusterOf(left).ratios
+	return q.left
 }
 
 // Text describes it in words.
