@@ -60,7 +60,7 @@ d drained 120m ago admin proxima node undrain d
 
 problems:
  - store: disk full: reads go on, writes are refused until it is mended: free space on the disk, or mount it so that it can be written
- - the control plane refuses an agent, which goes on with its last state: too new: upgrade in the order that the error names (docs/how-to/upgrade.md)
+ - the control plane refuses an agent, which goes on with its last state: too new: upgrade in the order that the error names (proxima docs how-to/upgrade)
  - catalog: still reading the store; views follow when it has
  - node b refused a part of its view: slice web: no address: is its agent older than the control plane?
  - demand: 2 agents have stopped reporting, node b first, 2m ago; what is known of them is held: are they running? see their logs
