@@ -59,12 +59,12 @@ func TestDoctorKernel(t *testing.T) {
 		want  string
 	}{
 		{"everything built in", map[string]string{release: "6.1.0-x\n", "proc/config.gz": gzipped(t,
-			"CONFIG_NF_TABLES=y\nCONFIG_IP_NF_IPTABLES=y\nCONFIG_NETFILTER_XT_MATCH_STATISTIC=y\n")},
-			"nftables, iptables, ebpf, userspace"},
+			"CONFIG_NF_TABLES=y\nCONFIG_IP_NF_IPTABLES=y\nCONFIG_NETFILTER_XT_MATCH_STATISTIC=y\nCONFIG_IP_VS=y\nCONFIG_IP_VS_RR=y\nCONFIG_IP_VS_WRR=y\n")},
+			"nftables, iptables, ebpf, ipvs, userspace"},
 		{"modules to load", map[string]string{release: "6.1.0-x\n", "lib/modules/6.1.0-x/modules.dep": "kernel/net/netfilter/nf_tables.ko.xz: a\nkernel/net/netfilter/xt_state.ko.xz: b\n"},
-			"nftables, ebpf, userspace; not by iptables (module xt_statistic is not there)"},
+			"nftables, ebpf, userspace; not by iptables (module xt_statistic is not there), ipvs (module ip_vs is not there)"},
 		{"too old", map[string]string{release: "5.4.0\n", "sys/module/nf_tables/x": "", "sys/module/xt_statistic/x": ""},
-			"iptables, userspace; not by nftables (needs 5.13), ebpf (needs 5.10)"},
+			"iptables, userspace; not by nftables (needs 5.13), ebpf (needs 5.10), ipvs (needs 5.13)"},
 	} {
 		if f := kernelModes(rootWith(t, tc.files)); f.Problem != "" || !strings.HasSuffix(f.Note, " can carry by "+tc.want) {
 			t.Errorf("%s: %+v, want %s", tc.name, f, tc.want)
