@@ -59,6 +59,7 @@ func TestAlerts(t *testing.T) {
 	}
 	reference, docs := testkit.MetricReference(t), embedded(t)
 	trouble := readText(t, "docs/how-to/trouble.md")
+	pages := readText(t, "web/src/main.tsx")
 	alerts := 0
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
@@ -69,6 +70,9 @@ func TestAlerts(t *testing.T) {
 			}
 			if page, anchor, _ := strings.Cut(strings.TrimPrefix(r.Annotations["runbook_url"], runbooks), "#"); !docs.has(page, anchor) || anchor != strings.ToLower(r.Alert) {
 				t.Errorf("%s: runbook_url %q: \"proxima docs\" has no such page and section", r.Alert, r.Annotations["runbook_url"])
+			}
+			if page, ok := strings.CutPrefix(r.Annotations["console"], "/console/#/"); !ok || !strings.Contains(pages, `path: "`+page+`"`) {
+				t.Errorf("%s: console %q is no page of the console: use /console/#/PAGE", r.Alert, r.Annotations["console"])
 			}
 			_, section, found := strings.Cut(trouble, "\n### "+r.Alert+"\n")
 			section, _, _ = strings.Cut(section, "\n#")
