@@ -36,7 +36,7 @@ func filled(b *testing.B, zones int) (*Table, float64) {
 		s.Ports[0].Name = new([]string{"idle", "used"}[i%2])
 		client.Seed(service("shop", name, []string{"", "Auto", topology.Adaptive}[i%3]), s)
 	}
-	demand := &rates{map[string]map[locality.Zone]float64{"used": {"a": 3, "b": 2, "c": 1}}}
+	demand := &rates{by: map[string]map[locality.Zone]float64{"used": {"a": 3, "b": 2, "c": 1}}}
 	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
 	plans := topology.New(topology.Config{Client: client, Catalog: world, Demand: demand})
 	ctx, cancel := context.WithCancel(b.Context())

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,11 +43,20 @@ type rig struct {
 
 // rates per zone of each service port.
 type rates struct {
+	mu sync.Mutex
 	by map[string]map[locality.Zone]float64
 }
 
+func (r *rates) set(port string, by map[locality.Zone]float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.by[port] = by
+}
+
 func (r *rates) Shares(port proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+	r.mu.Lock()
 	of, sum := r.by[port.Port], 0.0
+	r.mu.Unlock()
 	for _, z := range zones {
 		sum += of[z]
 	}
@@ -61,7 +71,7 @@ func (r *rates) Shares(port proxy.PortName, _ proxy.Family, zones []locality.Zon
 }
 
 func newRig(t *testing.T, objects ...resource.Object) *rig {
-	r := &rig{t: t, client: resourcetest.New(), demand: &rates{map[string]map[locality.Zone]float64{}}}
+	r := &rig{t: t, client: resourcetest.New(), demand: &rates{by: map[string]map[locality.Zone]float64{}}}
 	r.client.Seed(objects...)
 	r.world = catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
 	r.plans = topology.New(topology.Config{Client: r.client, Catalog: r.world, Demand: r.demand})
@@ -181,7 +191,7 @@ func TestSumsStayTrue(t *testing.T) {
 				case n == 1:
 					r.client.Seed(node("n-d", []string{"a", "b", "d"}[random.IntN(3)]))
 				case n == 2:
-					r.demand.by[""] = map[locality.Zone]float64{"a": random.Float64() * 100, "b": 10}
+					r.demand.set("", map[locality.Zone]float64{"a": random.Float64() * 100, "b": 10})
 					time.Sleep(Step)
 				case n < 6:
 					r.client.Seed(service(namespace, name, modes[random.IntN(3)]))
@@ -306,7 +316,7 @@ func TestSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, node("n-a", "a"), node("n-b", "b"), service("shop", "web", ""), slice("shop", "web", "ab"))
 		began := time.Now()
-		r.demand.by[""] = map[locality.Zone]float64{"a": 30, "b": 10}
+		r.demand.set("", map[locality.Zone]float64{"a": 30, "b": 10})
 		time.Sleep(10*Step - time.Since(began)%Step)
 		synctest.Wait()
 		s := r.table.Series(Kept)
