@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -117,31 +116,40 @@ const problemsFor = 2 * time.Second
 type problemBoard struct {
 	config Config
 	mu     sync.Mutex
-	found  map[string]foundProblems
+	found  map[string]*foundProblems
 }
 
+// foundProblems of a scope. Other instances are asked for them, which may take its time: viewers of other scopes do not wait for that.
 type foundProblems struct {
+	mu   sync.Mutex
 	at   time.Time
 	rows map[string]json.RawMessage
 }
 
 func (b *problemBoard) rows(ctx context.Context, scope summary.Scope) map[string]json.RawMessage {
-	name := fmt.Sprint(scope)
+	name := scope.Name()
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if f, ok := b.found[name]; ok && time.Since(f.at) < problemsFor {
+	f := b.found[name]
+	if f == nil {
+		if len(b.found) > maxStreams {
+			clear(b.found)
+		}
+		f = &foundProblems{}
+		b.found[name] = f
+	}
+	b.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.at) < problemsFor {
 		return f.rows
 	}
 	rows := map[string]json.RawMessage{}
-	for _, p := range b.config.problemsOf(ctx, scope).Problems {
+	for _, p := range b.config.problemsOf(context.WithoutCancel(ctx), scope).Problems { // other viewers get them, too
 		if data, err := json.Marshal(p); err == nil { // strings and times
 			rows[p.id()] = data
 		}
 	}
-	if len(b.found) > maxStreams {
-		clear(b.found)
-	}
-	b.found[name] = foundProblems{time.Now(), rows}
+	f.at, f.rows = time.Now(), rows
 	return rows
 }
 

@@ -82,7 +82,7 @@ func withSummaries(c Config, to map[string]http.Handler) map[string]http.Handler
 	to[PlotZonesPath] = get(plotHandler{c, scopes, plotZones})
 	to[PlotServicePath] = get(plotHandler{c, scopes, plotService})
 	to[PlotHistoryPath] = get(plotHandler{c, scopes, plotHistory})
-	to[StreamPath] = get(&streamHandler{Config: c, scopes: scopes, problems: &problemBoard{config: c, found: map[string]foundProblems{}}})
+	to[StreamPath] = get(&streamHandler{Config: c, scopes: scopes, problems: &problemBoard{config: c, found: map[string]*foundProblems{}}})
 	return to
 }
 

@@ -34,8 +34,8 @@ func (s *Scope) Allows(namespace string) bool {
 	return ok
 }
 
-// name by which viewers of equal rights are found.
-func (s *Scope) name() string {
+// Name by which viewers of equal rights are found.
+func (s *Scope) Name() string {
 	if s.All {
 		return "*"
 	}
@@ -354,7 +354,7 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 	if is == have {
 		return nil, have, 0, nil
 	}
-	name := scope.name()
+	name := scope.Name()
 	v := t.views[name]
 	if v == nil {
 		if len(t.views) >= maxScopes {
