@@ -30,6 +30,9 @@ const (
 	// layerCold and layerChange are the most that a first state and one change may cost, beyond the mode below.
 	layerCold   = 100e-3
 	layerChange = 20e-6
+	// layerRounds of transactions are measured for each round of other paths: the limit is closer to 1 than the noise of a few
+	// dozen rounds.
+	layerRounds = 8
 )
 
 // empty is a mode that carries nothing, below a layer that is measured alone.
@@ -298,10 +301,14 @@ func (b *bench) layerPath(ctx context.Context, t *threads, n int, v6 bool) error
 		direct bool
 	}{{tracked, rest, true}, {tracked, 0, false}, {tracked, rest, false}, {bare, rest, true}, {bare, 1, false}}
 	whole := make([][]float64, len(sides))
-	for round := -1; round < b.rounds; round++ { // the first one warms up
+	for round := -1; round < b.rounds*layerRounds; round++ { // the first one warms up
 		i := (round + 1) * 7919 % n
 		for turn := range sides {
+			// Every other round goes backwards, so that a processor that becomes slower during a round favours no side.
 			k := (round + 1 + turn) % len(sides)
+			if round%2 == 0 {
+				k = len(sides) - 1 - k
+			}
 			s := sides[k]
 			to := at(vip(i))
 			switch {
