@@ -69,7 +69,7 @@ var sections = []section{
 
 func main() {
 	quick := flag.Bool("smoke", false, "a quick look, whose figures mean nothing")
-	only := flag.String("only", "", "sections to run, comma-separated: writes, watch, endpoints, crowd, plans, up; empty: all")
+	only := flag.String("only", "", "sections to run, comma-separated: writes, watch, endpoints, crowd, plans, up, viewers; empty: all")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does; the section watch takes several, separated by commas")
 	postgres := flag.String("postgres", "", "URL of a PostgreSQL server; empty: one is started on this machine if it can be")
 	settle := flag.Duration("settle", 0, "pause before memory is read; 15m: the history of changes is as in a control plane that runs for long (0: 15s)")

@@ -167,13 +167,14 @@ type Tokens interface {
 
 // Handlers of a control plane, by path.
 func Handlers(c Config) map[string]http.Handler {
-	return withProxies(c, withRollout(c, withSummaries(c, withFeed(c, map[string]http.Handler{
+	rows := newScopes(c)
+	return withProxies(c, withRollout(c, withSummaries(c, rows, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
-		ExplainServicePath: get(questionHandler{c, explainService}),
-		SimulatePath:       get(questionHandler{c, simulate}),
-		SurveyPath:         surveyHandler{c},
-		ShiftPath:          get(questionHandler{c, shift}),
+		ExplainServicePath: get(questionHandler{c, rows, explainService}),
+		SimulatePath:       get(questionHandler{c, rows, simulate}),
+		SurveyPath:         surveyHandler{c, rows},
+		ShiftPath:          get(questionHandler{c, rows, shift}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
 		ConfirmPath:        confirmHandler{c},
@@ -185,12 +186,13 @@ func Handlers(c Config) map[string]http.Handler {
 // PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
 // are not used.
 func PlannerHandlers(c Config) map[string]http.Handler {
-	return withRollout(c, withSummaries(c, withFeed(c, map[string]http.Handler{
+	rows := newScopes(c)
+	return withRollout(c, withSummaries(c, rows, withFeed(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
-		ExplainServicePath: get(questionHandler{c, explainService}),
-		SimulatePath:       get(questionHandler{c, simulate}),
-		SurveyPath:         surveyHandler{c},
+		ExplainServicePath: get(questionHandler{c, rows, explainService}),
+		SimulatePath:       get(questionHandler{c, rows, simulate}),
+		SurveyPath:         surveyHandler{c, rows},
 	})))
 }
 
@@ -205,7 +207,7 @@ func ClusterZoneHandlers(c Config) map[string]http.Handler {
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
-	return withProxies(c, withRollout(c, withProblems(c, &scopes{config: c, known: map[string]knownScope{}}, withFeed(c, map[string]http.Handler{
+	return withProxies(c, withRollout(c, withProblems(c, newScopes(c), withFeed(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),
 		BackupPath:     get(backupHandler{c, false}),
 		BackupKeysPath: get(backupHandler{c, true}),

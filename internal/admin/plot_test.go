@@ -62,7 +62,7 @@ func drawn(t *testing.T) Config {
 // TestPlots: drawings are of what their viewer may see, in both forms; an instance that does not plan passes on what another one draws.
 func TestPlots(t *testing.T) {
 	config := drawn(t)
-	handlers := withSummaries(config, map[string]http.Handler{})
+	handlers := withSummaries(config, newScopes(config), map[string]http.Handler{})
 	ask := func(handlers map[string]http.Handler, who, path, query string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(http.MethodGet, path+"?"+query, nil)
@@ -108,13 +108,13 @@ func TestPlots(t *testing.T) {
 		handlers[r.URL.Path].ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: "admin"})))
 	})
 	other.Planning = otherInstances{"leader": asAdmin}
-	passing := withSummaries(other, map[string]http.Handler{})
+	passing := withSummaries(other, newScopes(other), map[string]http.Handler{})
 	if w := ask(passing, "seller", PlotZonesPath, ""); w.Code != 200 || !strings.Contains(w.Body.String(), "1 Service;") || w.Header().Get("Content-Type") != "image/svg+xml" ||
 		w.Header().Get("Content-Security-Policy") == "" {
 		t.Errorf("by another instance: %d %s", w.Code, w.Body)
 	}
 	other.Planning = nil
-	if w := ask(withSummaries(other, map[string]http.Handler{}), "seller", PlotZonesPath, ""); w.Code != http.StatusServiceUnavailable {
+	if w := ask(withSummaries(other, newScopes(other), map[string]http.Handler{}), "seller", PlotZonesPath, ""); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("without another instance: %d %s", w.Code, w.Body)
 	}
 }

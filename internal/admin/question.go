@@ -29,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/sites"
+	"github.com/proxima-mesh/proxima/internal/summary"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/view"
@@ -48,7 +49,8 @@ const (
 // questionHandler answers questions about decisions, by the code that decided.
 type questionHandler struct {
 	Config
-	answer func(Config, url.Values) (any, error)
+	scopes *scopes
+	answer func(Config, summary.Scope, url.Values) (any, error)
 }
 
 // ServeHTTP implements http.Handler.
@@ -57,11 +59,18 @@ func (h questionHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, errNotSynced)
 		return
 	}
-	value, err := h.answer(h.Config, r.URL.Query())
+	scope, err := h.scopes.of(r)
+	var value any
+	if err == nil {
+		value, err = h.answer(h.Config, scope, r.URL.Query())
+	}
 	var unknown *topology.UnknownError
 	var field *planner.FieldError
 	var bad *badQuery
+	var hidden *hiddenError
 	switch {
+	case errors.As(err, &hidden):
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden, err)
 	case errors.As(err, &unknown):
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, err)
 	case errors.As(err, &bad), errors.As(err, &field):
@@ -76,8 +85,27 @@ func (h questionHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // badQuery is a question that cannot be read.
 type badQuery struct{ error }
 
-func explainService(c Config, q url.Values) (any, error) {
+// hiddenError says that who asks may not see a Service that the question names, whether it exists or not.
+type hiddenError struct{ service resource.Key }
+
+func (e *hiddenError) Error() string {
+	return fmt.Sprintf("you may not list Services of namespace %q, so nothing is said of %s; a role that lists them there is needed, as the ClusterRole view has",
+		e.service.Namespace, e.service)
+}
+
+// within a scope; nil: everywhere.
+func within(s summary.Scope) func(namespace string) bool {
+	if s.All {
+		return nil
+	}
+	return s.Allows
+}
+
+func explainService(c Config, scope summary.Scope, q url.Values) (any, error) {
 	key := resource.Key{Namespace: q.Get("namespace"), Name: q.Get("name")}
+	if !scope.Allows(key.Namespace) {
+		return nil, &hiddenError{key}
+	}
 	from := choose.Node{Name: q.Get("node"), Zone: locality.Zone(q.Get("zone")), Suspects: map[string]bool{}}
 	for _, m := range c.Suspicion.Suspects() {
 		from.Suspects[m.Node] = true
@@ -308,8 +336,8 @@ func frontendsOf(s *catalog.Snapshot) *choose.Frontends {
 	return out
 }
 
-func simulate(c Config, q url.Values) (any, error) {
-	change := topology.Change{FailZones: locality.Zones(q["failZone"]...)}
+func simulate(c Config, scope summary.Scope, q url.Values) (any, error) {
+	change := topology.Change{FailZones: locality.Zones(q["failZone"]...), Within: within(scope)}
 	for _, zone := range q["shiftZone"] {
 		change.Shifts = append(change.Shifts, topology.Shift{Zone: locality.Zone(zone)})
 	}
@@ -342,6 +370,11 @@ func simulate(c Config, q url.Values) (any, error) {
 	}
 	if len(change.FailZones)+len(change.Shifts)+len(change.Endpoints)+len(change.Demand)+change.Top == 0 {
 		return nil, &badQuery{errors.New("nothing to simulate: set failZone, shiftZone, shiftNode, endpoints, demand or top")}
+	}
+	for _, key := range change.Named() {
+		if !scope.Allows(key.Namespace) {
+			return nil, &hiddenError{key}
+		}
 	}
 	answer, err := c.Planner.Simulate(change)
 	if topology.IsNoPrice(err) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -40,7 +43,7 @@ func plannedWorld(t testing.TB) Config {
 			},
 		})
 	}
-	objects = append(objects, &corev1.Service{
+	objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ops"}}, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive}},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}, &corev1.Service{
@@ -128,6 +131,49 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 		if w := ask(c.handler, c.method, c.query); w.Code != c.code || !strings.Contains(w.Body.String(), c.text) {
 			t.Errorf("%s %s: %d %s", c.method, c.query, w.Code, w.Body)
 		}
+	}
+}
+
+// TestQuestionsWithinRights: a viewer of some namespaces is told of their Services alone; no sum, count, list or error says more.
+func TestQuestionsWithinRights(t *testing.T) {
+	c := plannedWorld(t)
+	c.Authorizer = rights{"admin": {"*"}, "seller": {"shop"}, "keeper": {"ops"}}
+	handlers := Handlers(c)
+	age := regexp.MustCompile(`"ageSeconds":[^,]*,`)
+	question := func(who, path, query string) (int, string) {
+		r := httptest.NewRequest(http.MethodGet, path+"?"+query, nil)
+		if path == SurveyPath {
+			r = httptest.NewRequest(http.MethodPost, path, strings.NewReader(query))
+		}
+		w := httptest.NewRecorder()
+		handlers[path].ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: who})))
+		return w.Code, age.ReplaceAllString(w.Body.String(), "")
+	}
+	for _, q := range []struct{ path, query, empty string }{
+		{SimulatePath, "failZone=a", `{"services":[],"unaffected":0}`},
+		{SimulatePath, "shiftZone=a", `{"services":[],"unaffected":0}`},
+		{SimulatePath, "failZone=a&summary=true", `"affected":0,"services":0,`},
+		{SimulatePath, "failZone=a&top=5&price=USD:0.01:0.02", `{"services":[],"unaffected":0,"top":[]}`},
+		{ShiftPath, "zone=a", `"services":[],"endpoints":0,"plans":{"services":[],"unaffected":0}`},
+		{SurveyPath, "{}", `{"services":[],"total":{"services":0,`},
+		{SurveyPath, `{"traffic":[{"namespace":"shop","service":"web","connectionsPerMonth":5}]}`, "do not exist: shop/web"},
+		{ExplainServicePath, "namespace=shop&name=web&zone=a", "may not list Services of namespace"},
+		{SimulatePath, "demand=shop/web:b:x2", "may not list Services of namespace"},
+		{SimulatePath, "endpoints=shop/web:b:%2B1", "may not list Services of namespace"},
+		{SimulatePath, "failZone=a&bytes=shop/web:5", "may not list Services of namespace"},
+	} {
+		_, all := question("admin", q.path, q.query)
+		_, same := question("seller", q.path, q.query)
+		_, other := question("keeper", q.path, q.query)
+		if all != same {
+			t.Errorf("%s %s: of all\n%s\nof shop, where all Services are\n%s", q.path, q.query, all, same)
+		}
+		if !strings.Contains(other, q.empty) || strings.Contains(all, q.empty) {
+			t.Errorf("%s %s: of ops\n%s\nwant\n%s\nof all\n%s", q.path, q.query, other, q.empty, all)
+		}
+	}
+	if code, _ := question("keeper", ExplainServicePath, "namespace=shop&name=none"); code != http.StatusForbidden {
+		t.Errorf("whether a Service exists is told: %d", code)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/backend"
 	"github.com/proxima-mesh/proxima/internal/controller/zoneshift"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/summary"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
@@ -22,7 +23,7 @@ type ShiftAnswer struct {
 	Plans *topology.Simulation `json:"plans"`
 }
 
-func shift(c Config, q url.Values) (any, error) {
+func shift(c Config, scope summary.Scope, q url.Values) (any, error) {
 	spec := mesh.ZoneShiftSpec{Zone: q.Get("zone"), Node: q.Get("node")}
 	if (spec.Zone == "") == (spec.Node == "") {
 		return nil, &badQuery{errors.New("name a zone or a node, and not both")}
@@ -34,9 +35,9 @@ func shift(c Config, q url.Values) (any, error) {
 		}
 		return nil, &topology.UnknownError{What: "zone", Name: spec.Zone, Known: locality.Zones(zoneshift.Zones(snapshot)...)}
 	}
-	answer := ShiftAnswer{Effect: zoneshift.Evaluate(snapshot, &spec, backend.ShiftsOf(snapshot))}
+	answer := ShiftAnswer{Effect: zoneshift.Evaluate(snapshot, &spec, backend.ShiftsOf(snapshot), within(scope))}
 	var err error
-	answer.Plans, err = c.Planner.Simulate(topology.Change{Shifts: []topology.Shift{{Zone: locality.Zone(spec.Zone), Node: spec.Node}}})
+	answer.Plans, err = c.Planner.Simulate(topology.Change{Shifts: []topology.Shift{{Zone: locality.Zone(spec.Zone), Node: spec.Node}}, Within: within(scope)})
 	var unknown *topology.UnknownError
 	if errors.As(err, &unknown) { // a zone without nodes and planned endpoints: no plan knows it
 		answer.Plans, err = &topology.Simulation{}, nil

@@ -89,7 +89,7 @@ func summed(t *testing.T) Config {
 
 // serverOf an instance, for users by their names.
 func serverOf(t *testing.T, c Config) *httptest.Server {
-	handlers := withSummaries(c, map[string]http.Handler{})
+	handlers := withSummaries(c, newScopes(c), map[string]http.Handler{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := handlers[r.URL.Path]
 		if h == nil {

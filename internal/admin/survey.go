@@ -54,7 +54,10 @@ func (r *SurveyRequest) question() (q topology.SurveyQuestion, err error) {
 	return q, traffic.Check(r.Traffic)
 }
 
-type surveyHandler struct{ Config }
+type surveyHandler struct {
+	Config
+	scopes *scopes
+}
 
 // ServeHTTP implements http.Handler.
 func (h surveyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -87,6 +90,12 @@ func (h surveyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Errorf("the request: %w", err))
 		return
 	}
+	scope, err := h.scopes.of(r)
+	if err != nil {
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+		return
+	}
+	question.Within = within(scope)
 	survey, err := h.Planner.Survey(question)
 	if err != nil {
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)

@@ -48,7 +48,7 @@ func (s *shifts) allow(w access.Write) error {
 	if z.Spec.Force {
 		return nil
 	}
-	effect := zoneshift.Evaluate(snapshot, &z.Spec, backend.ShiftsOf(snapshot))
+	effect := zoneshift.Evaluate(snapshot, &z.Spec, backend.ShiftsOf(snapshot), nil)
 	last := effect.LastEndpoints()
 	if len(last) == 0 {
 		return nil

@@ -229,9 +229,9 @@ func IsNoPrice(err error) bool { return errors.Is(err, errNoPrice) }
 // top Services by saving.
 func (q *question) top(c *Controller) ([]Saved, error) {
 	all := []Saved{}
-	known := false
+	known := q.change.Price != nil
 	for key, service := range q.snapshot.Services.All() {
-		if policyLocal(service) {
+		if policyLocal(service) || !q.change.within(key.Namespace) {
 			continue
 		}
 		listed := map[string]bool{}

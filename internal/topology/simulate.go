@@ -39,7 +39,26 @@ type Change struct {
 	// Summary asks for the sum of all Services in the place of each: the answer is as small for
 	// 10,000 Services as for one.
 	Summary bool
+	// Within limits the answer to Services of namespaces for which it is true; nil: of all. A Service that a Change names and that is
+	// not within does not exist for the answer.
+	Within func(namespace string) bool
 }
+
+// Named are the Services that the situation names, which may not exist.
+func (c *Change) Named() (keys []resource.Key) {
+	for i := range c.Endpoints {
+		keys = append(keys, c.Endpoints[i].Service)
+	}
+	for i := range c.Demand {
+		keys = append(keys, c.Demand[i].Service)
+	}
+	for i := range c.Bytes {
+		keys = append(keys, c.Bytes[i].Service)
+	}
+	return keys
+}
+
+func (c *Change) within(namespace string) bool { return c.Within == nil || c.Within(namespace) }
 
 // Shift takes out the endpoints of a topology zone or, if Zone is empty, of a node.
 type Shift struct {
@@ -222,7 +241,7 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 func (q *question) services() ([]resource.Key, error) {
 	var keys []resource.Key
 	name := func(key resource.Key) error {
-		if _, ok := q.snapshot.Services.Get(key); !ok {
+		if _, ok := q.snapshot.Services.Get(key); !ok || !q.change.within(key.Namespace) {
 			return &UnknownError{What: "service", Name: key.String()}
 		}
 		keys = append(keys, key)
@@ -280,7 +299,9 @@ func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
 		if q.modes.Of(service).Kind != Planned {
 			continue
 		}
-		keys = append(keys, key)
+		if q.change.within(key.Namespace) {
+			keys = append(keys, key)
+		}
 		for _, g := range q.groups(service) {
 			zones = slices.AppendSeq(zones, maps.Keys(g.Endpoints))
 		}

@@ -30,6 +30,9 @@ type SurveyQuestion struct {
 	// Traffic of Services in a month, which must pass traffic.Check. For Services that it does
 	// not name, what agents measure counts, if there are any.
 	Traffic []traffic.Entry
+	// Within limits the question to Services of namespaces for which it is true; nil: of all. The other Services are not counted
+	// anywhere in the answer.
+	Within func(namespace string) bool
 }
 
 // Survey compares, for every Service, what kube-proxy does with what a plan would do.
@@ -135,7 +138,7 @@ func (c *Controller) Survey(asked SurveyQuestion) (*Survey, error) {
 		return nil, errors.New("the control plane is still reading its store")
 	}
 	s := &survey{
-		question: question{snapshot: c.config.Catalog.Snapshot(), change: Change{Price: asked.Price, Bytes: asked.Bytes}},
+		question: question{snapshot: c.config.Catalog.Snapshot(), change: Change{Price: asked.Price, Bytes: asked.Bytes, Within: asked.Within}},
 		c:        c, traffic: map[resource.Key][]traffic.Entry{}, out: &Survey{Services: []Surveyed{}}, without: map[string]int{},
 	}
 	s.model, s.modes = c.modelFor(s.snapshot), c.modes(s.snapshot)
@@ -144,6 +147,9 @@ func (c *Controller) Survey(asked SurveyQuestion) (*Survey, error) {
 		s.traffic[key] = append(s.traffic[key], e)
 	}
 	for key, service := range s.snapshot.Services.All() {
+		if !s.change.within(key.Namespace) {
+			continue
+		}
 		if reason := s.compare(key, service); reason != "" {
 			s.without[reason]++
 			if s.traffic[key] != nil {
@@ -410,7 +416,7 @@ func (s *survey) warnUnknown() {
 	const most = 5
 	var unknown []string
 	for key := range s.traffic {
-		if _, ok := s.snapshot.Services.Get(key); !ok {
+		if _, ok := s.snapshot.Services.Get(key); !ok || !s.change.within(key.Namespace) {
 			unknown = append(unknown, key.String())
 		}
 	}

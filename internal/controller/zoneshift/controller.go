@@ -174,7 +174,7 @@ func decide(s *catalog.Snapshot, z *mesh.ZoneShift, active backend.Shifts, now t
 		return d
 	default:
 		d.due = until
-		d.effect = Evaluate(s, &z.Spec, active)
+		d.effect = Evaluate(s, &z.Spec, active, nil)
 		if last := d.effect.LastEndpoints(); len(last) > 0 && !z.Spec.Force {
 			d.reason, d.text = mesh.ZoneShiftLastEndpoints, Refusal(&z.Spec, last)
 			break

@@ -76,11 +76,15 @@ func Zones(s *catalog.Snapshot) []string {
 }
 
 // Evaluate says what a shift takes out, while others are in effect, whose endpoints do not
-// count, as those of drained nodes do not. Its cost is that of all EndpointSlices. It is pure.
-func Evaluate(s *catalog.Snapshot, spec *mesh.ZoneShiftSpec, others backend.Shifts) Effect {
+// count, as those of drained nodes do not. Only Services of namespaces within count; nil: of all. Its cost is that of their
+// EndpointSlices. It is pure.
+func Evaluate(s *catalog.Snapshot, spec *mesh.ZoneShiftSpec, others backend.Shifts, within func(namespace string) bool) Effect {
 	e := Effect{Zone: spec.Zone, Node: spec.Node, Services: []Service{}}
 	out := map[string]bool{} // endpoints of the whole site
 	for key := range s.Services.All() {
+		if within != nil && !within(key.Namespace) {
+			continue
+		}
 		l := look{snapshot: s, spec: spec, others: others, out: map[string]bool{}, left: map[string]bool{}, here: map[portOf]bool{}, elsewhere: map[portOf]bool{}}
 		for _, slice := range s.SlicesOf(key) {
 			l.add(slice)

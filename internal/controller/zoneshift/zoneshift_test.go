@@ -361,7 +361,7 @@ func TestForeignSlices(t *testing.T) {
 		r := newRig(t, instance("a", "web", "n1", "10.0.0.1"), instance("b", "web", "n2", "10.0.0.2"), own, userSlice())
 		r.shift("zone-a", mesh.ZoneShiftSpec{Zone: "a"}, time.Hour)
 		r.wantState("zone-a", mesh.ZoneShiftInEffect)
-		e := zoneshift.Evaluate(r.catalog.Snapshot(), &mesh.ZoneShiftSpec{Zone: "b"}, nil)
+		e := zoneshift.Evaluate(r.catalog.Snapshot(), &mesh.ZoneShiftSpec{Zone: "b"}, nil, nil)
 		if got := e.LastEndpoints(); !slices.Equal(got, []string{"ns/web"}) {
 			t.Errorf("with zone a out, zone b has the last endpoints of %v, want those of ns/web", got)
 		}
