@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -14,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +35,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
@@ -467,6 +471,17 @@ func (r *extendedRig) aggregated(t *testing.T) {
 		t.Errorf("bob: %s, %v", out, err)
 	}
 	r.kubectl("", "--namespace", "shop", "create", "service", "clusterip", "web", "--tcp=80")
+	if out, err := r.run("", testkit.Binary(t), "explain", "service", "shop/web", "--kubeconfig", alice); err == nil ||
+		!strings.Contains(err.Error(), "may not list Services of namespace") {
+		t.Errorf("explain of alice, who may list no Services: %s, %v", out, err)
+	}
+	r.rows(t)
+	r.kubectl("", "--namespace", "shop", "create", "role", "services", "--verb=list", "--resource=services")
+	r.kubectl("", "--namespace", "shop", "create", "rolebinding", "alice-services", "--role=services", "--user=alice")
+	r.until("alice may list Services, and this is noticed", func() bool {
+		_, err := r.run("", testkit.Binary(t), "explain", "service", "shop/web", "--kubeconfig", alice)
+		return err == nil
+	})
 	for _, args := range [][]string{{"status"}, {"explain", "service", "shop/web"}, {"simulate", "--all"}} {
 		out, err := r.run("", testkit.Binary(t), append(args, "--kubeconfig", alice)...)
 		if err != nil || out == "" {
@@ -479,6 +494,96 @@ func (r *extendedRig) aggregated(t *testing.T) {
 	r.history(t, alice)
 	r.certificate(t)
 	r.pretends(t)
+}
+
+// rows: a user who may list the Services of two namespaces gets their rows and totals alone, in each view and from both replicas.
+func (r *extendedRig) rows(t *testing.T) {
+	t.Helper()
+	for _, namespace := range []string{"stock", "secret-project"} {
+		r.kubectl("", "create", "namespace", namespace)
+		r.kubectl("", "--namespace", namespace, "create", "service", "clusterip", "items", "--tcp=80")
+	}
+	r.User(t, "carol", "carol")
+	r.kubectl("", "create", "clusterrolebinding", "carol", "--clusterrole=proxima-viewer", "--user=carol")
+	for _, namespace := range []string{"shop", "stock"} {
+		r.kubectl("", "--namespace", namespace, "create", "rolebinding", "carol", "--clusterrole=view", "--user=carol")
+	}
+	carol := r.Kubeconfig(t, "carol")
+	get := func(path string) (string, error) {
+		return r.run("", testkit.Kubectl(t), "--kubeconfig", carol, "get", "--raw", extension.GroupPath(path))
+	}
+	var services struct {
+		Total    int
+		Services []struct{ Namespace, Name string }
+	}
+	r.until("carol sees her Services", func() bool {
+		text, err := get("/proxima/v1/summary/services")
+		return err == nil && json.Unmarshal([]byte(text), &services) == nil && len(services.Services) == 2
+	})
+	if services.Services[0].Namespace+services.Services[1].Namespace != "shopstock" && services.Services[0].Namespace+services.Services[1].Namespace != "stockshop" {
+		t.Errorf("carol sees %+v", services)
+	}
+	for range 4 { // both replicas
+		for _, path := range []string{
+			"/proxima/v1/summary/zones", "/proxima/v1/summary/services?namespace=secret-project", "/proxima/v1/problems", "/proxima/v1/plot/zones", "/proxima/v1/series",
+		} {
+			if text, err := get(path); err != nil || strings.Contains(text, "secret-project/") || strings.Contains(text, `"secret-project"`) {
+				t.Errorf("%s: %s, %v", path, text, err)
+			}
+		}
+		for _, path := range []string{
+			"/proxima/v1/summary/service?namespace=secret-project&name=items", "/proxima/v1/plot/service?namespace=secret-project&name=items",
+			"/proxima/v1/explain/service?namespace=secret-project&name=items", "/proxima/v1/simulate?demand=secret-project/items:a:x2",
+			"/proxima/v1/feed/history?resource=services&namespace=secret-project&name=items", "/proxima/v1/feed/state?resource=services&namespace=secret-project&name=items&at=0s",
+		} {
+			if text, err := get(path); err == nil {
+				t.Errorf("%s: %s", path, text)
+			}
+		}
+	}
+	var zones struct{ Total struct{ Services int } }
+	if text, err := get("/proxima/v1/summary/zones"); err != nil || json.Unmarshal([]byte(text), &zones) != nil || zones.Total.Services != 2 {
+		t.Errorf("totals %s, %v", text, err)
+	}
+	survey, err := r.run("", testkit.Binary(t), "simulate", "--all", "--kubeconfig", carol)
+	if err != nil || strings.Contains(survey, "secret-project") || strings.Contains(survey, "kube-system") {
+		t.Errorf("simulate --all: %s, %v", survey, err)
+	}
+	if text, err := r.run("", testkit.Binary(t), "history", "services", "--namespace", "stock", "--kubeconfig", carol); err != nil || !strings.Contains(text, "items") {
+		t.Errorf("history of stock: %s, %v", text, err)
+	}
+	if first := r.firstFrame(t, carol); !strings.Contains(first, "zones") || strings.Contains(first, "secret-project") {
+		t.Errorf("the stream begins with %s", first)
+	}
+}
+
+// firstFrame of the stream of views.
+func (r *extendedRig) firstFrame(t *testing.T, kubeconfig string) string {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+extension.GroupPath("/proxima/v1/stream")+"?topics=zones,problems", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	line, err := bufio.NewReader(answer.Body).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%d: %s: %v", answer.StatusCode, line, err)
+	}
+	return line
 }
 
 // history of objects, which alice sees where the roles of the cluster let her list them.
