@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -47,6 +48,8 @@ type site struct {
 	// those that a zone's client was answered by its own zone.
 	served     []int
 	sent, near int
+	// answered is by which zones the client was, since the test began.
+	answered map[string]int
 }
 
 const shopPort = 9000
@@ -70,7 +73,7 @@ func startTraffic(t *testing.T) *traffic {
 		}
 	})
 	for i, letter := range []string{"a", "b", "c"} {
-		s := &site{letter: letter, client: tr.open("client-" + letter), node: tr.open(letter + "-1")}
+		s := &site{letter: letter, client: tr.open("client-" + letter), node: tr.open(letter + "-1"), answered: map[string]int{}}
 		s.first = netip.AddrFrom4([4]byte{10, 200, byte(i) + 1, 101})
 		tr.zones = append(tr.zones, s)
 	}
@@ -202,6 +205,7 @@ func (tr *traffic) ask(ctx context.Context, s *site) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	s.sent++
+	s.answered[answer]++
 	switch {
 	case err != nil && ctx.Err() == nil || err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		tr.failed = append(tr.failed, fmt.Sprintf("%s zone-%s: %v", time.Now().Format(time.TimeOnly), s.letter, err))
@@ -369,7 +373,59 @@ func TestTopologyTraffic(t *testing.T) {
 	}
 	tr.simulateChangesNothing()
 	if soak(0, 1) == 1 {
+		tr.flowsAgree()
 		tr.restartMovesNothing(counts)
+	}
+}
+
+// flowsAgree: the flows that the console shows as measured are the connections that the backends answered. Agents read the kernel's table
+// once a minute, so that the last connections are not in the flows; of many thousand, it makes no difference to how a zone's are divided.
+func (tr *traffic) flowsAgree() {
+	tr.t.Helper()
+	var seen struct {
+		Flows []struct {
+			From, To string
+			Measured float64
+		}
+	}
+	read := func() map[string]float64 {
+		text := tr.admin(testkit.Kubectl(tr.t), "get", "--raw", "/proxima/v1/summary/zones")
+		if err := json.Unmarshal([]byte(text), &seen); err != nil {
+			tr.t.Fatal(err)
+		}
+		sums := map[string]float64{}
+		for _, f := range seen.Flows {
+			sums[f.From] += f.Measured
+		}
+		return sums
+	}
+	time.Sleep(5 * time.Minute) // what is measured is time
+	sums := read()
+	for _, s := range tr.zones {
+		from := "zone-" + s.letter
+		tr.mu.Lock()
+		answered, total := maps.Clone(s.answered), 0
+		tr.mu.Unlock()
+		delete(answered, "") // failed
+		for _, n := range answered {
+			total += n
+		}
+		if sums[from] == 0 {
+			tr.t.Errorf("no connections of %s are measured: %+v", from, seen.Flows)
+			continue
+		}
+		for _, to := range tr.zones {
+			counted, measured := float64(answered[to.letter])/float64(total), 0.0
+			for _, f := range seen.Flows {
+				if f.From == from && f.To == "zone-"+to.letter {
+					measured = f.Measured / sums[from]
+				}
+			}
+			tr.t.Logf("%s → zone-%s: measured %.4f, counted %.4f of %d", from, to.letter, measured, counted, total)
+			if math.Abs(measured-counted) > 0.02 {
+				tr.t.Errorf("%s → zone-%s: the share measured is %.3f, that counted by backends %.3f of %d", from, to.letter, measured, counted, total)
+			}
+		}
 	}
 }
 
