@@ -149,9 +149,9 @@ func (b *bench) settled(client dynamic.Interface) []string {
 // until polls, slowly enough for a busy machine.
 func (b *bench) until(what string, done func() bool) {
 	b.t.Helper()
-	deadline := time.NewTimer(commandTimeout)
+	deadline := time.NewTimer(slower(commandTimeout))
 	defer deadline.Stop()
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(slower(500 * time.Millisecond))
 	defer tick.Stop()
 	for !done() {
 		select {

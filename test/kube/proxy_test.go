@@ -1,27 +1,16 @@
 package kube_test
 
 import (
-	"cmp"
-	"context"
-	"errors"
-	"io"
-	"maps"
-	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/test/kube/cluster"
 )
@@ -96,13 +85,7 @@ type rig struct {
 	client kubernetes.Interface
 	nodes  map[string]*cluster.Node
 	pods   map[string]*corev1.Pod
-	// mode of kube-proxy and of our agent.
-	mode string
-	// detect is how kube-proxy and our agent are told what is local: a part of
-	// KubeProxyConfiguration; empty: by addresses, in arguments.
-	detect string
-	// six: addresses of probes are those of IPv6.
-	six bool
+	prober
 	// kubeProxy of node theirs.
 	kubeProxy *cluster.Program
 }
@@ -129,7 +112,10 @@ func newNodesBy(t *testing.T, mode, detect string, six bool) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{bench: b, client: client, mode: mode, detect: detect, six: six, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
+	r := &rig{
+		bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{},
+		prober: prober{mode: mode, detect: detect, six: six, places: map[string]place{}},
+	}
 	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled",
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
@@ -146,7 +132,20 @@ func newNodesBy(t *testing.T, mode, detect string, six bool) *rig {
 	for name := range r.pods {
 		b.until("pod "+name+" is ready", func() bool { return r.ready(name) })
 	}
-	b.kubectl(r.services(), "apply", "-f", "-")
+	for name, node := range r.nodes {
+		p := place{node: node.NS.NS, addr: node.Addr}
+		if six {
+			p.addr = node.Addr6
+		}
+		if client := r.pods["client-"+name]; client != nil {
+			p.pod, p.podAddr = node.PodNamespace(client.UID), client.Status.PodIP
+			if six {
+				p.podAddr = client.Status.PodIPs[1].IP
+			}
+		}
+		r.places[name] = p
+	}
+	b.kubectl(r.prober.services(), "apply", "-f", "-")
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge",
 		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"`+r.address("203.0.113.10")+`"}]}}}`)
 	if detect == "" {
@@ -230,213 +229,6 @@ func (r *rig) ready(name string) bool {
 	})
 }
 
-// vantage is where connections are made from, to reach what a node serves.
-type vantage struct {
-	node string // the node that is tried
-	from string // pod, host, outside
-	// protocol that is spoken: tcp, or udp.
-	protocol string
-}
-
-func (r *rig) namespace(v vantage) (ns *kernelnetns.NS, own string) {
-	switch v.from {
-	case "pod":
-		p := r.pods["client-"+v.node]
-		return r.nodes[v.node].PodNamespace(p.UID), r.podIP(p)
-	case "host":
-		return r.nodes[v.node].NS.NS, r.nodeIP(v.node)
-	}
-	return r.nodes["third"].NS.NS, r.nodeIP("third")
-}
-
-func (r *rig) podIP(p *corev1.Pod) string {
-	if r.six {
-		return p.Status.PodIPs[1].IP
-	}
-	return p.Status.PodIP
-}
-
-func (r *rig) nodeIP(node string) string {
-	if r.six {
-		return r.nodes[node].Addr6
-	}
-	return r.nodes[node].Addr
-}
-
-var (
-	clusterIPs  = regexp.MustCompile(`\b10\.96\.(\d+)\.(\d+)`)
-	externalIPs = regexp.MustCompile(`\b203\.0\.113\.(\d+)`)
-)
-
-// address of a probe or a Service, which those of IPv6 follow from.
-func (r *rig) address(text string) string {
-	if !r.six {
-		return text
-	}
-	text = clusterIPs.ReplaceAllString(text, "fd00:10:96::$1:$2")
-	return externalIPs.ReplaceAllString(text, "2001:db8:203::$1")
-}
-
-// endpoint is HOST:PORT of a probe.
-func (r *rig) endpoint(text string) string {
-	host, port, _ := strings.Cut(text, ":")
-	for _, n := range r.nodes {
-		if n.Addr == host && r.six {
-			host = n.Addr6
-		}
-	}
-	return net.JoinHostPort(r.address(host), port)
-}
-
-// services are those that are probed.
-func (r *rig) services() string {
-	if !r.six {
-		return probedServices
-	}
-	text := strings.NewReplacer("clusterIP: ", "ipFamilyPolicy: SingleStack, ipFamilies: [IPv6], clusterIP: ", cluster.PodCIDR, cluster.PodCIDR6).Replace(probedServices)
-	return r.address(text)
-}
-
-// Connections of a probe: three endpoints, one of which is missed by chance once in 10⁷.
-const connections = 40
-
-// dropAfter is how long nobody answers where packets are dropped.
-const dropAfter = 500 * time.Millisecond
-
-// The same of IPv6. kube-proxy refuses by ICMPv6, which comes back over a veth link while connect still holds the
-// socket: Linux takes it for an error that may pass (tcp_v6_err, sk_err_soft), and the connection is refused when
-// the SYN is sent again, a second later. So few refusals have to do.
-const (
-	dropAfter6 = 2500 * time.Millisecond
-	refusals6  = 3
-)
-
-// outcome of a probe: who answers and what address they see, or how it fails. Names are those
-// of the node's view, so that two nodes can be compared.
-func (r *rig) outcome(v vantage, address string) string {
-	ns, own := r.namespace(v)
-	address = r.endpoint(address)
-	seen := map[string]bool{}
-	refused := 0
-	for range connections {
-		result := r.connect(ns, v, own, address)
-		seen[result] = true
-		if result == "refused" {
-			refused++
-		}
-		if result == "dropped" || r.six && refused == refusals6 {
-			break
-		}
-	}
-	return strings.Join(slices.Sorted(maps.Keys(seen)), ", ")
-}
-
-func (r *rig) connect(ns *kernelnetns.NS, v vantage, own, address string) string {
-	patience := dropAfter
-	if r.six {
-		patience = dropAfter6
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := ns.DialContext(ctx, cmp.Or(v.protocol, "tcp"), address)
-	var timeout net.Error
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "refused"
-	case errors.As(err, &timeout) && timeout.Timeout():
-		return "dropped"
-	case err != nil:
-		return err.Error()
-	}
-	defer c.Close()
-	text, failed := answer(c, v.protocol == "udp")
-	if failed != "" {
-		return failed
-	}
-	name, from, _ := strings.Cut(text, " ")
-	return r.role(v.node, name) + " sees " + r.who(v.node, from, own)
-}
-
-// answer of a pod, or how there is none.
-func answer(c net.Conn, packets bool) (text, failed string) {
-	if !packets {
-		_ = c.SetDeadline(time.Now().Add(commandTimeout))
-		all, err := io.ReadAll(c)
-		if err != nil {
-			return "", err.Error()
-		}
-		return string(all), ""
-	}
-	_ = c.SetDeadline(time.Now().Add(dropAfter))
-	buffer := make([]byte, 1500)
-	_, err := c.Write([]byte("who"))
-	n := 0
-	if err == nil {
-		n, err = c.Read(buffer)
-	}
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "", "refused"
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return "", "dropped"
-	case errors.Is(err, syscall.EPERM): // refused or dropped as it leaves this machine
-		return "", "not permitted"
-	case err != nil:
-		return "", err.Error()
-	}
-	return string(buffer[:n]), ""
-}
-
-// role of a pod, seen from a node.
-func (r *rig) role(node, pod string) string {
-	other := map[string]string{"ours": "theirs", "theirs": "ours"}[node]
-	pod = strings.ReplaceAll(pod, other, "PEER")
-	return strings.ReplaceAll(strings.ReplaceAll(pod, node, "own"), "PEER", "peer")
-}
-
-// who has an address, seen from a node.
-func (r *rig) who(node, address, own string) string {
-	prefix := ""
-	if p := r.pods["client-"+node]; p != nil {
-		prefix = p.Status.PodIP[:strings.LastIndex(p.Status.PodIP, ".")+1]
-		if r.six { // fd00:10:244:NODE:POD::2
-			prefix = strings.Join(strings.Split(p.Status.PodIPs[1].IP, ":")[:4], ":") + ":"
-		}
-	}
-	switch {
-	case address == own:
-		return "the client"
-	case address == r.nodeIP(node), strings.HasPrefix(address, prefix):
-		return "the node"
-	}
-	return address
-}
-
-// probes are addresses by a name; NODE is the address of the node that is tried.
-var probes = map[string]struct {
-	address string
-	from    []string
-}{
-	"cluster IP":                             {"10.96.1.1:80", []string{"pod", "host"}},
-	"no endpoints":                           {"10.96.1.3:80", []string{"pod", "host"}},
-	"a port that the Service does not have":  {"10.96.1.1:81", []string{"pod"}},
-	"internal policy Local":                  {"10.96.1.4:80", []string{"pod", "host"}},
-	"internal policy Local, none here":       {"10.96.1.5:80", []string{"pod", "host"}},
-	"node port":                              {"NODE:30080", []string{"pod", "host", "outside"}},
-	"node port, external policy Local":       {"NODE:30081", []string{"pod", "host", "outside"}},
-	"node port, external policy Local, none": {"NODE:30082", []string{"pod", "host", "outside"}},
-	"external IP":                            {"203.0.113.9:80", []string{"pod", "host"}},
-	"load balancer, within its ranges":       {"203.0.113.10:80", []string{"pod"}},
-	"load balancer, outside its ranges":      {"203.0.113.10:80", []string{"host"}},
-}
-
-// better are the probes, by mode, whose outcome is not kube-proxy's: its iptables mode has no rule
-// for ports that a Service does not have, so that such packets leave the node by the default
-// route. Ours refuses them at once, as kube-proxy's nftables mode does.
-var better = map[string]map[string]string{
-	"iptables": {"a port that the Service does not have": "refused"},
-}
-
 // TestBesideKubeProxy: on the same objects, a node with our agent behaves as one with the real
 // kube-proxy: who answers, what address they see, what is refused and what is dropped.
 func TestBesideKubeProxy(t *testing.T) {
@@ -459,65 +251,6 @@ func TestBesideKubeProxyIPv6(t *testing.T) {
 // compare the node with our agent with that of kube-proxy.
 func (r *rig) compare(t *testing.T) {
 	t.Helper()
-	for _, node := range []string{"ours", "theirs"} {
-		seen := ""
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("%s at last: %s", node, seen)
-			}
-		})
-		r.until(node+" serves all Services", func() bool {
-			seen = ""
-			for _, want := range [][2]string{{"10.96.1.1:80", "web-third"}, {"10.96.2.2:80", "sees"}, {"203.0.113.10:80", "sees"}, {"10.96.1.3:80", "refused"}} {
-				got := r.outcome(vantage{node: node, from: "pod"}, want[0])
-				if seen += want[0] + ": " + got + "; "; !strings.Contains(got, want[1]) {
-					return false
-				}
-			}
-			return true
-		})
-	}
-	compared := 0
-	for _, name := range slices.Sorted(maps.Keys(probes)) {
-		probe := probes[name]
-		for _, from := range probe.from {
-			for _, protocol := range []string{"tcp", "udp"} {
-				compared++
-				t.Run(name+" from "+from+" "+protocol, func(t *testing.T) {
-					got := map[string]string{}
-					for _, node := range []string{"ours", "theirs"} {
-						got[node] = r.outcome(vantage{node, from, protocol}, strings.ReplaceAll(probe.address, "NODE", r.nodes[node].Addr))
-					}
-					if want, differs := better[r.mode][name]; differs {
-						if got["ours"] != want {
-							t.Errorf("ours: %s, want %s", got["ours"], want)
-						}
-					} else if got["ours"] != got["theirs"] {
-						t.Errorf("ours: %s\nkube-proxy: %s", got["ours"], got["theirs"])
-					}
-					t.Log(got["theirs"])
-				})
-			}
-		}
-	}
-	t.Run("a pod reaches itself", func(t *testing.T) {
-		ours, theirs := r.outcome(vantage{node: "ours", from: "pod"}, "10.96.2.1:80"), r.outcome(vantage{node: "theirs", from: "pod"}, "10.96.2.2:80")
-		if diff := gocmp.Diff(theirs, ours); diff != "" {
-			t.Errorf("(-kube-proxy +ours):\n%s", diff)
-		}
-		t.Log(theirs)
-	})
-	t.Run("affinity", func(t *testing.T) {
-		seen := map[string]string{}
-		for _, node := range []string{"ours", "theirs"} {
-			got := r.outcome(vantage{node: node, from: "pod"}, "10.96.1.2:80")
-			if _, seen[node], _ = strings.Cut(got, " sees "); strings.Contains(got, ",") || seen[node] == "" {
-				t.Errorf("%s: %s", node, got)
-			}
-		}
-		if seen["ours"] != seen["theirs"] && r.detect == "" {
-			t.Errorf("it sees %q, and with kube-proxy %q", seen["ours"], seen["theirs"])
-		}
-	})
-	t.Logf("%d probes compared with kube-proxy %s", compared+1, cluster.Version(t))
+	n := r.prober.compare(t, r.until)
+	t.Logf("%d probes compared with kube-proxy %s", n, cluster.Version(t))
 }

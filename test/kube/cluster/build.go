@@ -32,6 +32,9 @@ var building sync.Mutex
 // the versions of go.mod, which takes minutes the first time. It blocks until then.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
+	if dir := os.Getenv(BinariesVariable); dir != "" { // where there may be no source tree
+		return filepath.Join(dir, name)
+	}
 	path, err := binary(moduleRoot(t), name)
 	if err != nil {
 		t.Fatal(err)
