@@ -239,6 +239,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.BoolVar(&a.ebpfHostOnly, "ebpf-host-only", false, "with --mode ebpf: only sockets of the host's network namespace get endpoints at connect, where sidecars of other meshes redirect the connections of Pods by the address that they are for")
 	f.StringVar(&a.ipvs.Scheduler, "ipvs-scheduler", "", "with --mode ipvs: how an endpoint is chosen: "+strings.Join(ipvs.Schedulers(), ", ")+" (default: rr where the weights are equal, else wrr)")
 	f.BoolVar(&a.ipvs.StrictARP, "ipvs-strict-arp", false, "with --mode ipvs: set arp_ignore to 1 and arp_announce to 2, so that this machine answers ARP for no virtual address")
+	f.StringVar(&a.ipvs.SysctlDir, "ipvs-sysctl-dir", "/proc/sys", "with --mode ipvs: folder of the kernel parameters; in a container, which may not write its own, the one of the machine that is mounted there")
 	f.DurationVar(&a.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "with --mode ipvs: how long idle TCP connections are remembered (0: as the kernel has it)")
 	f.DurationVar(&a.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "with --mode ipvs: how long TCP connections are remembered after a FIN (0: as the kernel has it)")
 	f.DurationVar(&a.ipvs.UDPTimeout, "ipvs-udp-timeout", 0, "with --mode ipvs: how long UDP flows are remembered (0: as the kernel has it)")

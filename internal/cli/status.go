@@ -429,6 +429,9 @@ func ipvsText(s *ipvs.Status) string {
 	if s.Draining > 0 {
 		text += fmt.Sprintf("; %d services have destinations that end when they are idle", s.Draining)
 	}
+	if s.Repaired > 0 {
+		text += fmt.Sprintf("; %d changes of other programs repaired", s.Repaired)
+	}
 	if s.WithoutPlan != "" {
 		text += "; " + s.WithoutPlan
 	}

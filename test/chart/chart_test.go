@@ -52,6 +52,7 @@ egress: {engine: envoy, replicas: 1, resources: {}}`,
 	"one instance":   `{preset: global, controlPlane: {replicas: 1}}`,
 	"no webhook":     `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", webhook: {enabled: false}}`,
 	"everything set": everything,
+	"ipvs":           `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", agent: {mode: ipvs}}`,
 	"ebpf":           `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", agent: {mode: ebpf, cgroupDir: /sys/fs/cgroup/unified}, sidecar: {enabled: true, envoyImage: registry.example/envoy@sha256:1}}`,
 }
 

@@ -1,16 +1,20 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -22,6 +26,8 @@ type Mode struct {
 	*nftables.Mode
 	table *table
 	log   *slog.Logger
+	// registerer has the metrics until Close; nil: none.
+	registerer prometheus.Registerer
 
 	stop  chan struct{}
 	ended sync.WaitGroup
@@ -91,6 +97,10 @@ func New(opts Options) (*Mode, error) {
 	if err := CheckScheduler(opts.Scheduler); err != nil {
 		return nil, err
 	}
+	dir := cmp.Or(opts.SysctlDir, "/proc/sys")
+	if _, err := os.Stat(filepath.Join(dir, "net", "ipv4")); err != nil {
+		return nil, fmt.Errorf("--ipvs-sysctl-dir: no kernel parameters of the network in %s: %w", dir, err)
+	}
 	log := opts.Tables.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -109,9 +119,9 @@ func New(opts Options) (*Mode, error) {
 	}
 	t := newTable(k, r, opts.Scheduler, log)
 	t.ranges = opts.Tables.ServiceCIDRs
-	if opts.kernel == nil {
+	if opts.kernel == nil || opts.SysctlDir != "" {
 		settings := Settings(opts.StrictARP)
-		t.settings = func() ([]string, error) { return applySettings("/proc/sys", settings) }
+		t.settings = func() ([]string, error) { return applySettings(dir, settings) }
 	}
 	seconds := func(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) }
 	timeouts := Timeouts{seconds(opts.TCPTimeout), seconds(opts.TCPFinTimeout), seconds(opts.UDPTimeout)}
@@ -125,6 +135,12 @@ func New(opts Options) (*Mode, error) {
 	m := &Mode{table: t, log: log, stop: make(chan struct{})}
 	if m.Mode, err = nftables.New(tables); err != nil {
 		return nil, errors.Join(err, k.Close(), r.close())
+	}
+	if opts.Tables.Registerer != nil {
+		if err := opts.Tables.Registerer.Register(Metrics{m.Status}); err != nil {
+			return nil, errors.Join(fmt.Errorf("registering metrics of the ipvs mode: %w", err), m.Mode.Close(context.Background()), k.Close(), r.close())
+		}
+		m.registerer = opts.Tables.Registerer
 	}
 	m.ended.Go(m.watch)
 	return m, nil
@@ -177,6 +193,9 @@ func (m *Mode) Close(ctx context.Context) error {
 	m.once.Do(func() {
 		close(m.stop)
 		m.ended.Wait()
+		if m.registerer != nil {
+			m.registerer.Unregister(Metrics{m.Status})
+		}
 		errs = append(errs, m.Mode.Close(ctx), m.table.k.Close(), m.table.routes.close())
 	})
 	return errors.Join(errs...)
@@ -285,7 +304,7 @@ func (m *Mode) Status() Status {
 	t := m.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := Status{Scheduler: t.scheduler, Services: len(t.want), Draining: len(t.draining), Repaired: t.repairs, WithoutPlan: WithoutPlan(t.scheduler)}
+	s := Status{Scheduler: t.scheduler, Services: len(t.want), Draining: len(t.draining), Repaired: t.repairs, Failures: t.failures, WithoutPlan: WithoutPlan(t.scheduler)}
 	for _, w := range t.want {
 		s.Destinations += len(w.dests)
 	}

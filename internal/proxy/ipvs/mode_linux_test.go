@@ -1,12 +1,15 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/nftables"
@@ -54,6 +57,35 @@ func web(list []proxy.Target, edit ...func(*proxy.PortState)) proxy.Change {
 	return proxy.Change{Name: s.Name, State: s}
 }
 
+// mark of the only service.
+func (f *Fake) mark(t *testing.T) uint32 {
+	t.Helper()
+	all, err := f.Services()
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%v, %v: want one service", all, err)
+	}
+	return all[0].Key.Mark
+}
+
+// metricOf a mode, without labels.
+func metricOf(t *testing.T, m *Mode, name string) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(Metrics{m.Status})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			one := f.GetMetric()[0]
+			return one.GetGauge().GetValue() + one.GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
 // TestModeKeepsSourceRanges: the table admits clients by source, before IPVS sees them; explaining names scheduler and weights.
 func TestModeKeepsSourceRanges(t *testing.T) {
 	fake, routes := &Fake{}, &fakeRoutes{}
@@ -76,6 +108,20 @@ func TestModeKeepsSourceRanges(t *testing.T) {
 	}
 	if !slices.Equal(routes.have, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.PrefixFrom(webExternal, 32)}) {
 		t.Errorf("routed: %v", routes.have)
+	}
+	for name, want := range map[string]float64{"services": 1, "destinations": 2, "draining_services": 0, "repairs_total": 0, "comparison_failures_total": 0} {
+		if got := metricOf(t, m, "proxima_ipvs_"+name); got != want {
+			t.Errorf("proxima_ipvs_%s is %v, want %v", name, got, want)
+		}
+	}
+	if err := fake.SetDestination(Key{proxy.IPv4, fake.mark(t)}, Destination{Addr: at(2), Weight: 9}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.table.compare(); err != nil {
+		t.Fatal(err)
+	}
+	if got := metricOf(t, m, "proxima_ipvs_repairs_total"); got != 1 {
+		t.Errorf("after a repair, proxima_ipvs_repairs_total is %v", got)
 	}
 	if s := m.Status(); s.Services != 1 || s.Destinations != 2 || s.WithoutPlan != "" {
 		t.Errorf("status: %+v", s)
@@ -155,6 +201,34 @@ func TestSettings(t *testing.T) {
 	}
 	if changed, err = applySettings(root, Settings(true)); err != nil || len(changed) != 0 {
 		t.Errorf("once more: changed %v, %v", changed, err)
+	}
+}
+
+// TestSettingsElsewhere: in a container they are written where the machine's are mounted.
+func TestSettingsElsewhere(t *testing.T) {
+	if why := netns.Available(); why != "" {
+		t.Skip(why)
+	}
+	opts := Options{
+		Tables: nftables.Options{Namespace: netns.New(t, "pipvs-sysctl").Fd()}, kernel: &Fake{}, routes: &fakeRoutes{}, SysctlDir: t.TempDir(),
+	}
+	if _, err := New(opts); err == nil || !strings.Contains(err.Error(), "--ipvs-sysctl-dir") {
+		t.Errorf("a folder without kernel parameters: %v", err)
+	}
+	path := filepath.Join(opts.SysctlDir, "net", "ipv4", "vs", "conntrack")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(m.Apply(t.Context(), nil), m.Close(t.Context()))
+	if text, _ := os.ReadFile(path); err != nil || string(text) != "1" {
+		t.Errorf("net.ipv4.vs.conntrack is %q, %v", text, err)
 	}
 }
 

@@ -17,6 +17,9 @@ type Options struct {
 	// StrictARP: the machine answers ARP for addresses of the interface alone that is asked, and so not for virtual ones
 	// (net.ipv4.conf.all.arp_ignore 1, arp_announce 2).
 	StrictARP bool
+	// SysctlDir is the folder of the kernel parameters that are written, for containers whose /proc/sys is read-only;
+	// empty: /proc/sys.
+	SysctlDir string
 	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long IPVS remembers connections that are idle, that are closing,
 	// and UDP flows; in whole seconds. 0: as the kernel has it.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
@@ -59,6 +62,8 @@ type Status struct {
 	Draining     int `json:"draining,omitempty"`
 	// Repaired is how much another program had changed so far.
 	Repaired int `json:"repaired,omitempty"`
+	// Failures of comparing so far, which is tried again.
+	Failures int `json:"failures,omitempty"`
 	// WithoutPlan says why a plan's weights have no effect; empty: they have.
 	WithoutPlan string `json:"withoutPlan,omitempty"`
 	// Instead is the mode that runs because the kernel lacks something, and Why names that; empty: IPVS runs.

@@ -49,9 +49,10 @@ type table struct {
 	// lingering addresses have no service port any more, but connections may go on by them while services drain.
 	lingering map[netip.Addr]bool
 	// routed is what routes were set to last; nil: not known. moved: it may not be what is wanted now.
-	routed  []netip.Prefix
-	moved   bool
-	repairs int
+	routed []netip.Prefix
+	moved  bool
+	// repairs of what other programs changed, and failures of comparing.
+	repairs, failures int
 }
 
 // wanted is a list.
@@ -425,6 +426,11 @@ func (t *table) drain(k Key) error {
 func (t *table) compare() (repaired int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	defer func() {
+		if err != nil {
+			t.failures++
+		}
+	}()
 	if t.unknown && len(t.want) == 0 && len(t.have) == 0 {
 		return 0, nil // before the first Apply
 	}

@@ -3,9 +3,12 @@ package modes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"net/netip"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -21,6 +24,8 @@ type IPVS struct {
 	Scheduler string
 	// StrictARP: this machine does not answer ARP for virtual addresses.
 	StrictARP bool
+	// SysctlDir has the kernel parameters that are written; empty: /proc/sys.
+	SysctlDir string
 	// TCPTimeout of idle connections, TCPFinTimeout of closing ones, and UDPTimeout of flows; 0: as the kernel has it.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 }
@@ -43,13 +48,41 @@ type ipvsMode struct {
 type (
 	iptablesInstead struct {
 		iptablesMode
-		status ipvs.Status
+		instead
 	}
 	nftablesInstead struct {
 		nftablesMode
-		status ipvs.Status
+		instead
 	}
 )
+
+// instead says why, also in metrics.
+type instead struct {
+	status     ipvs.Status
+	registerer prometheus.Registerer // nil: no metrics
+}
+
+func (i instead) metrics() ipvs.Metrics {
+	return ipvs.Metrics{Status: func() ipvs.Status { return i.status }}
+}
+
+func (i instead) forget() {
+	if i.registerer != nil {
+		i.registerer.Unregister(i.metrics())
+	}
+}
+
+// Close takes the metrics back, too.
+func (m iptablesInstead) Close(ctx context.Context) error {
+	m.forget()
+	return m.iptablesMode.Close(ctx)
+}
+
+// Close takes the metrics back, too.
+func (m nftablesInstead) Close(ctx context.Context) error {
+	m.forget()
+	return m.nftablesMode.Close(ctx)
+}
 
 func newIpvs(ctx context.Context, cfg Config) (Mode, error) {
 	if err := cfg.IPVS.Check(); err != nil {
@@ -65,7 +98,7 @@ func newIpvs(ctx context.Context, cfg Config) (Mode, error) {
 		return newInstead(ctx, cfg, err)
 	}
 	m, err := ipvs.New(ipvs.Options{
-		Tables: tables, Scheduler: cfg.IPVS.Scheduler, StrictARP: cfg.IPVS.StrictARP,
+		Tables: tables, Scheduler: cfg.IPVS.Scheduler, StrictARP: cfg.IPVS.StrictARP, SysctlDir: cfg.IPVS.SysctlDir,
 		TCPTimeout: cfg.IPVS.TCPTimeout, TCPFinTimeout: cfg.IPVS.TCPFinTimeout, UDPTimeout: cfg.IPVS.UDPTimeout,
 	})
 	if err != nil {
@@ -100,11 +133,17 @@ func newInstead(ctx context.Context, cfg Config, why error) (Mode, error) {
 		status.Missing = missing.Modules
 	}
 	cfg.Logger.Warn("IPVS does not work here: another mode carries the traffic", "mode", m.Name(), "error", why)
+	i := instead{status, cfg.Registerer}
+	if cfg.Registerer != nil {
+		if err := cfg.Registerer.Register(i.metrics()); err != nil {
+			return nil, errors.Join(fmt.Errorf("registering metrics of the ipvs mode: %w", err), m.Close(ctx))
+		}
+	}
 	switch m := m.(type) {
 	case iptablesMode:
-		return iptablesInstead{m, status}, nil
+		return iptablesInstead{m, i}, nil
 	case nftablesMode:
-		return nftablesInstead{m, status}, nil
+		return nftablesInstead{m, i}, nil
 	}
 	return m, nil
 }

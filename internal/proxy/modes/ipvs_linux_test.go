@@ -11,6 +11,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
@@ -38,11 +41,27 @@ func TestIPVSFallsBack(t *testing.T) {
 		t.Skipf("this kernel has IPVS, or none can tell: %v", err)
 	}
 	var log bytes.Buffer
-	m, err := New(t.Context(), ipvsName, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	registry := prometheus.NewRegistry()
+	m, err := New(t.Context(), ipvsName, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: registry})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = m.Close(t.Context()) })
+	missingMetrics := func() int {
+		n, err := testutil.GatherAndCount(registry, "proxima_ipvs_missing")
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	if n := missingMetrics(); n != 1 {
+		t.Errorf("proxima_ipvs_missing has %d series, want 1", n)
+	}
+	t.Cleanup(func() {
+		_ = m.Close(t.Context())
+		if n := missingMetrics(); n != 0 {
+			t.Errorf("after the mode, proxima_ipvs_missing has %d series", n)
+		}
+	})
 	s := IPVSOf(m)
 	if s == nil || s.Instead != m.Name() || (m.Name() != iptablesName && m.Name() != nftablesName) || !slices.Contains(s.Missing, "ip_vs") {
 		t.Errorf("mode %s, status %+v", m.Name(), s)
