@@ -1,7 +1,10 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"os/exec"
 	"testing"
 
@@ -38,6 +41,7 @@ func TestKernelContract(t *testing.T) {
 		}
 	}
 	proxytest.RunKernel(t, proxytest.KernelEnv{
+		Results: "ipvs",
 		New: func(t *testing.T, node proxytest.KernelNode) proxy.Mode {
 			m, err := New(Options{Tables: nftables.Options{ServiceCIDRs: node.ServiceCIDRs, WorkloadCIDRs: node.WorkloadCIDRs}})
 			if err != nil {
@@ -75,4 +79,52 @@ func TestKernelContract(t *testing.T) {
 			return errors.Join(Cleanup(), nftables.Cleanup(t.Context(), nftables.Options{}))
 		},
 	})
+}
+
+// TestKernelContractOfHost runs the contract of all modes, by clients of the node itself.
+func TestKernelContractOfHost(t *testing.T) {
+	needIPVS(t, Default)
+	if !proxytest.OnNode(t) {
+		return
+	}
+	endpoint := func(v6 bool, i int) netip.Addr {
+		if v6 {
+			return netip.MustParseAddr(fmt.Sprintf("2001:db8:2::%d", 10+i))
+		}
+		return netip.MustParseAddr(fmt.Sprintf("10.244.0.%d", 10+i))
+	}
+	proxytest.LayHost(t, "pipvs-router", endpoint)
+	t.Cleanup(func() {
+		if err := errors.Join(Cleanup(), nftables.Cleanup(context.Background(), nftables.Options{})); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, v6 := range []bool{false, true} {
+		node := netip.MustParseAddr("192.0.2.1")
+		if v6 {
+			node = netip.MustParseAddr("2001:db8:1::1")
+		}
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			proxytest.Run(t, proxytest.Env{
+				Results: "ipvs",
+				New: func(t *testing.T) proxy.Mode {
+					m, err := New(Options{}) // without ServiceCIDRs, nothing that is unknown is dropped
+					if err != nil {
+						t.Fatal(err)
+					}
+					return m
+				},
+				VIP: func(i int) netip.Addr {
+					if v6 {
+						return netip.MustParseAddr(fmt.Sprintf("fd00:96::%x", i+1))
+					}
+					return netip.MustParseAddr(fmt.Sprintf("10.96.%d.%d", i/250, i%250+1))
+				},
+				Endpoint: func(i int) netip.Addr { return endpoint(v6, i) },
+				Node:     node,
+				Random:   true, // affinity and hashes are the table's
+				Lacks:    map[proxytest.Feature]string{proxytest.Retry: "the kernel sends a connection to one endpoint, and that is it"},
+			})
+		})
+	}
 }

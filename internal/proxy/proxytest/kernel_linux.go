@@ -36,7 +36,7 @@ type kernelCase struct {
 // mode does on whatever thread stays there. Its output comes back as a log.
 func RunKernel(t *testing.T, env KernelEnv) {
 	t.Helper()
-	if !onNode(t) {
+	if !OnNode(t) {
 		return
 	}
 	net := newNetwork(t)
@@ -76,10 +76,10 @@ func kernelCases() []kernelCase {
 	return all
 }
 
-// onNode runs the calling test once more in a process with a network namespace
+// OnNode runs the calling test once more in a process with a network namespace
 // of its own, and reports whether this is that process. A thread of its own
 // would not do: modes open sockets on whichever thread is free.
-func onNode(t *testing.T) bool {
+func OnNode(t *testing.T) bool {
 	t.Helper()
 	const inside = "PROXIMA_TEST_ON_NODE"
 	if os.Getenv(inside) == t.Name() {

@@ -2,6 +2,7 @@ package proxytest
 
 import (
 	"cmp"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +17,16 @@ import (
 
 // updateVariable, set to 1, has the suites write what they find into testdata, in place of comparing it.
 const updateVariable = "PROXIMA_UPDATE"
+
+// resultsVariable, set to 1, has results compared also where there is no source tree, as in a virtual machine, with those that the
+// test was built with. With updateVariable they are logged, a line each behind recordedPrefix.
+const (
+	resultsVariable = "PROXIMA_TEST_RESULTS"
+	recordedPrefix  = "RECORDED"
+)
+
+//go:embed testdata/*.txt
+var recorded embed.FS
 
 // Names of the suites, as files of results have them.
 const (
@@ -93,8 +104,10 @@ func (r *recorder) end(t *testing.T, names []string) {
 		return
 	}
 	dir := filepath.Join("..", "proxytest", "testdata")
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		t.Logf("results are not compared: the test runs where there is no %s", dir) // as in a virtual machine
+	_, err := os.Stat(dir)
+	apart := errors.Is(err, fs.ErrNotExist)
+	if apart && os.Getenv(resultsVariable) != "1" {
+		t.Logf("results are not compared: the test runs where there is no %s", dir)
 		return
 	}
 	file := filepath.Join(dir, r.mode+"."+r.suite+".txt")
@@ -102,12 +115,20 @@ func (r *recorder) end(t *testing.T, names []string) {
 	if os.Getenv(updateVariable) == "1" {
 		if len(r.incomplete) > 0 {
 			t.Errorf("results of mode %s cannot be written: these cases did not run to their end here: %v", r.mode, slices.Sorted(maps.Keys(r.incomplete)))
+		} else if apart {
+			for line := range strings.Lines(got) {
+				t.Logf("%s\t%s\t%s", recordedPrefix, filepath.Base(file), strings.TrimSuffix(line, "\n"))
+			}
 		} else if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Error(err)
 		}
 		return
 	}
-	data, err := os.ReadFile(file)
+	read := os.ReadFile
+	if apart {
+		read = func(file string) ([]byte, error) { return recorded.ReadFile("testdata/" + filepath.Base(file)) }
+	}
+	data, err := read(file)
 	if err != nil {
 		t.Errorf("%v: %s=1 writes it", err, updateVariable)
 		return
