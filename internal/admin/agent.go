@@ -78,6 +78,8 @@ type NodeStatus struct {
 	API string `json:"api"`
 	// Waiting is what the agent waits for before it begins to serve, after which there is more to tell; empty: nothing.
 	Waiting string `json:"waiting,omitempty"`
+	// Traces of changes; nil: they are off.
+	Traces *tracing.Status `json:"traces,omitempty"`
 	// Unsaved are files that the agent could not write.
 	Unsaved []UnsavedFile `json:"unsaved,omitempty"`
 	// View of a control plane, or the Kubernetes API, that the agent follows: one of

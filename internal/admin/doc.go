@@ -33,6 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -67,6 +68,8 @@ type Config struct {
 	Suspicion Suspicion
 	Leases    Leases
 	Tokens    Tokens
+	// Traces returns how traces of changes are sent; nil, or if it returns nil: they are off.
+	Traces func() *tracing.Status
 	// Audit returns the state of each audit log.
 	Audit func() audit.States
 	// Ranges is the usage of the ranges of ClusterIPs, and of node ports. Nil: none is shown.

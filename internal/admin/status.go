@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -93,6 +94,8 @@ type Status struct {
 	Federation *FederationStatus `json:"federation,omitempty"`
 	// Feed of changes; absent: this control plane keeps none.
 	Feed *FeedStatus `json:"feed,omitempty"`
+	// Traces of changes, as this instance sends them; absent: they are off.
+	Traces *tracing.Status `json:"traces,omitempty"`
 }
 
 // PulsarStatus is about clients of Pulsar that read the change feed.
@@ -241,6 +244,9 @@ func (h statusHandler) status(ctx context.Context, others bool) Status {
 	s.Catalog.Objects = map[string]int{
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
+	}
+	if h.Traces != nil {
+		s.Traces = h.Traces()
 	}
 	s.Federation, s.Feed = h.federationStatus(ctx), h.feedStatus(ctx, false)
 	if h.Leases != nil {

@@ -61,6 +61,7 @@ func (s *Server) build(schemes *schemes) error {
 		},
 		CountPeriod: countPeriod,
 		Compact:     newCompactor(s.cfg.Kinds).compact,
+		Tracer:      s.cfg.Tracer,
 	})
 	if err != nil {
 		return err

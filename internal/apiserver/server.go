@@ -34,6 +34,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // Config is what a Server is made of. All but the fields marked optional are
@@ -103,6 +104,8 @@ type Config struct {
 	// Several servers may be on the store: the endpoints of the Service "kubernetes" are
 	// those that PublishEndpoints gets, and not this server alone. Optional.
 	Several bool
+	// Tracer is told of each change of an object. Optional: tracing is off.
+	Tracer *tracing.Recorder
 	// Limits of what clients may ask for. Optional: the defaults.
 	Limits Limits
 	// Quota of each namespace. Optional: no limits.

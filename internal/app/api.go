@@ -134,6 +134,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		ExternalIPRanges: cfg.ExternalIPRanges,
 		Namespaces:       cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
 		Several:     s.shared(),
+		Tracer:      s.traces.tracer(),
 		Limits:      cfg.Limits,
 		Quota:       cfg.Quota,
 		LongRunning: admin.LongPaths(),

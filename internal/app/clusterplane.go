@@ -216,10 +216,14 @@ func (p *clusterPlane) servesProxies() bool { return p.meshes != nil && p.cfg.XD
 
 // newParts makes the tables, the API, what serves agents, and the planner.
 func (p *clusterPlane) newParts() (err error) {
+	p.storage.traces, err = newTraces(p.cfg.Traces, planeService, p.cfg.APIAddress, tracing.Config{Epoch: p.epoch, Rootless: true, Annotate: true}, p.storage.metrics, p.log)
+	if err != nil {
+		return err
+	}
 	i := &instance{log: p.log, weights: &trafficplan.Table{}}
 	p.instance = i
 	i.catalog = catalog.New(catalog.Config{
-		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
+		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Tracer: p.storage.traces.tracer(), Logger: p.log.With("component", "catalog"),
 		Later: p.pods.later(p.meshes != nil || p.cfg.Registries.on()),
 	})
 	if p.paths, err = newOwnPaths(p.cfg, p.storage, func() bool { return i.catalog.Synced() && p.registries.synced() }, p.log); err != nil {
@@ -235,7 +239,7 @@ func (p *clusterPlane) newParts() (err error) {
 	})
 	i.builder = view.NewBuilder(view.BuilderConfig{
 		Site: p.cfg.site(), Run: p.run, Weights: i.weights.Weights, Split: i.weights.Split,
-		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: p.log.With("component", "views"),
+		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Tracer: p.storage.traces.tracer(), Logger: p.log.With("component", "views"),
 		HasSidecar: func(pod *corev1.Pod) bool { s, err := inject.SidecarOf(pod); return s != nil && err == nil },
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: p.log.With("component", "views")})
@@ -246,7 +250,7 @@ func (p *clusterPlane) newParts() (err error) {
 		}
 	}
 	p.leader = &controllers{
-		cfg: p.cfg, log: p.log, client: p.client, cached: p.client, api: p.api, instance: i, metrics: p.storage.metrics,
+		cfg: p.cfg, log: p.log, client: p.storage.traces.wrap(p.client), cached: p.storage.traces.wrap(p.client), api: p.api, instance: i, metrics: p.storage.metrics,
 		rules: ruleset.New(ruleset.Config{Catalog: i.catalog, Demand: i.demand}),
 	}
 	p.leader.reader = p.leader.newPlanner()
@@ -261,6 +265,7 @@ func (p *clusterPlane) components() []component {
 			{Name: "API", Run: p.paths.run},
 		},
 		p.instance.components(),
+		p.storage.traces.components(),
 		p.extension.components(),
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
@@ -303,7 +308,7 @@ func (p *clusterPlane) handle() {
 		ByAddress: seesToPermissions,
 		Role:      string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
-		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
+		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Traces: p.storage.traces.status, Audit: noAudit,
 		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Registries: p.registries.status, Logger: p.log,
 		Sums: p.leader.sums.Load, Problems: findProblems(), Planning: p.planning,
 		Authorizer: newClusterAccess(p.paths.authorizer, accessReviews{p.cfg.Cluster}), AnyInstance: fromCluster,

@@ -77,6 +77,8 @@ type ControlPlaneConfig struct {
 	MaxMirroredPerSubset int
 	// MaxTerminatedPods are kept; 0: 12500, negative: all.
 	MaxTerminatedPods int
+	// Traces of changes.
+	Traces TracesConfig
 	// Wrap, if not nil, surrounds all that controllers read and write: to limit, count or
 	// refuse it.
 	Wrap resource.Wrapper

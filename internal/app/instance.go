@@ -75,7 +75,7 @@ type instance struct {
 func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (*instance, error) {
 	i := &instance{log: log, weights: &trafficplan.Table{}}
 	i.catalog = catalog.New(catalog.Config{
-		Client: a.client, Shared: true, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
+		Client: a.client, Shared: true, Descriptors: kind.All(), Epoch: s.store.Epoch(), Tracer: s.traces.tracer(), Logger: log.With("component", "catalog"),
 	})
 	i.acks = newAcknowledgements(instanceName(a.address), i.catalog, log)
 	a.nodes.catalog, a.members.catalog, a.tags.catalog = i.catalog, i.catalog, i.catalog
@@ -85,7 +85,7 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 	})
 	i.builder = view.NewBuilder(view.BuilderConfig{
 		Site: cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split,
-		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: log.With("component", "views"),
+		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Tracer: s.traces.tracer(), Logger: log.With("component", "views"),
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
 	if cfg.Registries.on() {

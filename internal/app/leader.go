@@ -60,11 +60,11 @@ type controllers struct {
 
 func newControllers(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) *controllers {
 	c := &controllers{
-		cfg: cfg, log: log, client: a.client, cached: a.cached, api: a, instance: i, metrics: s.metrics,
+		cfg: cfg, log: log, client: s.traces.wrap(a.client), cached: s.traces.wrap(a.cached), api: a, instance: i, metrics: s.metrics,
 		rules: ruleset.New(ruleset.Config{Catalog: i.catalog, Demand: i.demand}),
 	}
 	if s.shared() {
-		c.client, c.cached = resource.Wrap(a.client, resource.Intercept(inTerm)), resource.Wrap(a.cached, resource.Intercept(inTerm))
+		c.client, c.cached = resource.Wrap(c.client, resource.Intercept(inTerm)), resource.Wrap(c.cached, resource.Intercept(inTerm))
 	}
 	c.reader = c.newPlanner()
 	s.metrics.MustRegister(c)

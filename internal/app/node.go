@@ -117,6 +117,8 @@ type NodeConfig struct {
 	// PodNamespaces is the folder of the network namespaces of the node's Pods, a file each: connections
 	// of those that have a sidecar are led to it. Empty: they are not. It needs CAP_SYS_ADMIN.
 	PodNamespaces string
+	// Traces of changes; its Ratio is not used, as the control plane samples.
+	Traces TracesConfig
 	// version that is announced; empty: that of the program.
 	version string
 	// certificateSpread, and now, by which certificates are judged, as in workload.Config.
@@ -164,6 +166,7 @@ type agent struct {
 	apiLink  *apiTransport // of all clients of the API; made when it is first needed
 	apiOnce  sync.Once
 	registry *prometheus.Registry
+	traces   *traces // nil: off
 	mode     modes.Mode
 	// estimate of what mode ebpf would save, once it was measured.
 	estimate atomic.Pointer[ebpf.Estimate]
@@ -282,6 +285,7 @@ func (a *agent) components() ([]component, error) {
 		},
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		a.isolationComponents(), a.permissionComponents(), a.cgroupComponents(), a.unanswered.components(),
+		a.traces.components(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	)
 	return append(all, a.gateway.envoyComponents()...), nil

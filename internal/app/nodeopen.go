@@ -29,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // newAgent joins, and opens all that the agent needs. Nothing runs yet.
@@ -86,8 +87,12 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	a.openPermissions()
 	a.accounting, a.unanswered = a.newAccounting(), a.newUnanswered()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
+	if a.traces, err = newTraces(cfg.Traces, agentService, cfg.Name, tracing.Config{}, a.registry, a.log); err != nil {
+		return nil, err
+	}
 	a.agent, err = node.New(node.Options{
-		Mode: a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
+		Tracer: a.traces.tracer(),
+		Mode:   a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
 		Applied: func(changes []proxy.Change) {
 			if a.gateway == nil { // the health check node ports are those of the machine's agent
 				a.checks.Update(changes)

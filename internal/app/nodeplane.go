@@ -39,7 +39,7 @@ func (a *agent) feedConfig(update func(node.Update)) fromview.FeedConfig {
 	return fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
 		StateFile: a.viewFile(), Cluster: a.gateway.cluster(), Mode: a.modeLabel(),
-		Update: update, Logger: a.log.With("component", "view"), Registerer: a.registry,
+		Update: update, Tracer: a.traces.tracer(), Logger: a.log.With("component", "view"), Registerer: a.registry,
 	}
 }
 

@@ -22,7 +22,7 @@ type agentState struct{ *agent }
 func (a agentState) Status() admin.NodeStatus {
 	status := admin.NodeStatus{
 		Version: version.Get(), Agent: a.agent.agent.Status(), DNS: a.dns.address(),
-		PID: os.Getpid(), API: a.api(), Unsaved: a.unsavedFiles(),
+		PID: os.Getpid(), API: a.api(), Unsaved: a.unsavedFiles(), Traces: a.traces.status(),
 	}
 	if a.cluster != nil {
 		followed := a.cluster.Status()

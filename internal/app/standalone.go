@@ -211,7 +211,7 @@ func (cp *standalone) handle() {
 		ByAddress: seesToPermissions,
 		Role:      string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Unreadable: a.server.Unreadable, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Views: i.builder, Refused: &i.refused,
-		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
+		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Traces: s.traces.status, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Registries: cp.registries.status, Pulsar: cp.readers.status,
 		RegistryTroubles: cp.registryTroubles, History: a.history, Sinks: a.adminSinks(), Redactions: a.adminRedactions(), Authorizer: a.authorizer, Cursors: s.cursors, Segments: s.segments(), Logger: cp.log,
 		Sums: cp.leader.sums.Load, Problems: findProblems(),

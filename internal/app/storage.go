@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/metered"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // storage is all that a control plane keeps: the state, keys, tokens and audit logs.
@@ -39,6 +40,8 @@ type storage struct {
 	feed *feed.Feed
 	// cursors of those who follow the feed; nil: there is none.
 	cursors *cursor.Cursors
+	// traces of changes; nil: off.
+	traces *traces
 	// sharing of the key ring with the other instances; nil: there are none.
 	sharing *ringSharing
 }
@@ -74,6 +77,12 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	}
 	actors := &feed.Actors{Of: actorOf}
 	s.store = actors.Store(cluster.Fenced(metered.New(opening, metered.Config{Registerer: s.metrics})))
+	s.traces, err = newTraces(cfg.Traces, planeService, cfg.APIAddress, tracing.Config{
+		Epoch: s.store.Epoch(), Annotate: cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0,
+	}, s.metrics, log)
+	if err != nil {
+		return nil, err
+	}
 	wrapper, err := cfg.clusterWrapper()
 	if err != nil {
 		return nil, err
@@ -117,6 +126,7 @@ func (s *storage) components() []component {
 		{Name: "revocations", Run: s.revocations.Run},
 		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.compactable, s.log) }},
 	}
+	out = append(out, s.traces.components()...)
 	if s.feed != nil {
 		out = append(out, component{Name: "change feed", Run: s.feed.Run}, component{Name: "cursors", Run: s.cursors.Run})
 	}

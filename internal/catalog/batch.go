@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // input is what a feed hands to the writer: one event, or a list (full).
@@ -78,6 +79,8 @@ type tableOps interface {
 	revision(s *Snapshot) uint64
 	len(s *Snapshot) int
 	diff(d *Delta, keys map[Key]struct{}, all bool)
+	traced(d, rest *Delta, r *tracing.Recorder) []TracedDelta
+	changes(d *Delta) int
 }
 
 type tableEdit interface {

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // Position says how far a catalog has come.
@@ -60,6 +61,8 @@ type Config struct {
 	Later map[schema.GroupKind]<-chan struct{}
 	// Epoch names the history that resource versions belong to (store.Store).
 	Epoch string
+	// Tracer follows sampled changes; nil: none is.
+	Tracer *tracing.Recorder
 	// Logger; nil: silence.
 	Logger *slog.Logger
 }
@@ -69,6 +72,7 @@ type Catalog struct {
 	client  resource.Client
 	shared  bool
 	epoch   string
+	tracer  *tracing.Recorder
 	log     *slog.Logger
 	feeds   []feed
 	inputs  chan input
@@ -95,6 +99,7 @@ func New(config Config) *Catalog {
 		client: config.Client,
 		shared: config.Shared,
 		epoch:  config.Epoch,
+		tracer: config.Tracer,
 		log:    config.Logger,
 		inputs: make(chan input, inputBacklog),
 		synced: make(chan struct{}),
@@ -134,6 +139,9 @@ func (c *Catalog) Run(ctx context.Context) error {
 
 // Snapshot is the newest state. Lock-free. Until Synced it may lack objects.
 func (c *Catalog) Snapshot() *Snapshot { return c.current.Load() }
+
+// Tracer of Config, for those who follow the catalog; nil: tracing is off.
+func (c *Catalog) Tracer() *tracing.Recorder { return c.tracer }
 
 // Synced reports whether every kind has been listed once, but for those of Config.Later.
 func (c *Catalog) Synced() bool {

@@ -8,6 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/reflector"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // feed hands what a reflector learns of one kind to the writer.
@@ -45,6 +46,11 @@ func (f feed) run(ctx context.Context, c *Catalog) {
 		if !c.shared {
 			for _, obj := range e.Objects {
 				obj.SetManagedFields(nil)
+			}
+		}
+		if e.Type == reflector.Delete && c.tracer.On() {
+			for _, obj := range e.Objects {
+				c.tracer.Deleted(tracing.Object{Kind: f.descriptor.GVK.Kind, Namespace: obj.GetNamespace(), Name: obj.GetName()}, parseRevision(e.Version))
 			}
 		}
 		return c.send(ctx, input{

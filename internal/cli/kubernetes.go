@@ -93,6 +93,9 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 	case cfg.DNSAddress != "":
 		return usagef("--dns-address: with --store kubernetes the cluster's own DNS answers names")
 	}
+	if cfg.Traces.Endpoint != "" && (cfg.Preset == app.PresetPlannerOnly || cfg.Preset == app.PresetGlobal) {
+		return usagef("--otlp-endpoint: --preset %s has no agents that changes get to; it goes with kube-proxy-replacement and zone", k.preset)
+	}
 	if k.extension != "" && cfg.Preset == app.PresetPlannerOnly {
 		return usagef("--extension-service: planner-only has no kinds of its own in the cluster, and is not called by its API server")
 	}

@@ -64,6 +64,7 @@ type planeFlags struct {
 	feed         feedFlags
 	pulsarPort   int
 	console      bool
+	traces       traceFlags
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -74,6 +75,8 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	p.xdsChosen = func() bool { return f.Changed("xds-port") }
 	p.registries.add(f)
 	p.feed.add(f)
+	p.traces.addEndpoint(f)
+	p.traces.addSample(f)
 	f.IntVar(&p.pulsarPort, "pulsar-port", 0, "port for clients of Apache Pulsar that read the change feed, on the API's host, with TLS as --registry-tls says; 6650 is usual; 0: off")
 	f.BoolVar(&p.console, "console", true, "serve the files of the web console at /console/ of the API")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
@@ -140,8 +143,13 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if err != nil {
 		return cfg, err
 	}
+	traces, err := p.traces.config()
+	if err != nil {
+		return cfg, err
+	}
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
+		Traces:     traces,
 		Registries: registries, Feed: feed, Pulsar: app.PulsarConfig{Port: p.pulsarPort, TLS: registries.TLS},
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
@@ -227,6 +235,7 @@ type agentFlags struct {
 	ebpfGetpeername         bool
 	ebpfHostOnly            bool
 	ipvs                    modes.IPVS
+	traces                  traceFlags
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
@@ -243,6 +252,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&a.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "with --mode ipvs: how long idle TCP connections are remembered (0: as the kernel has it)")
 	f.DurationVar(&a.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "with --mode ipvs: how long TCP connections are remembered after a FIN (0: as the kernel has it)")
 	f.DurationVar(&a.ipvs.UDPTimeout, "ipvs-udp-timeout", 0, "with --mode ipvs: how long UDP flows are remembered (0: as the kernel has it)")
+	a.traces.addEndpoint(f)
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
@@ -302,6 +312,9 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
 		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
 		TunnelPort: a.tunnelPort, SpiffeSocket: a.spiffeSocket, DNSCapture: a.dnsCapture,
+	}
+	if cfg.Traces, err = a.traces.config(); err != nil {
+		return cfg, err
 	}
 	if cfg.DNSUpstreams, err = upstreams(a.dnsUpstreams); err != nil {
 		return cfg, err
@@ -383,7 +396,7 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 				return err
 			}
 			agent.ServiceCIDRs, agent.ControlPlane = plane.ServiceCIDRs, a.zone == ""
-			plane.WorkloadCIDRs = agent.WorkloadCIDRs
+			plane.WorkloadCIDRs, agent.Traces = agent.WorkloadCIDRs, plane.Traces
 			return app.RunUp(cmd.Context(), app.UpConfig{ControlPlane: plane, Node: agent}, s.printReady)
 		},
 	}

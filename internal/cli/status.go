@@ -279,6 +279,9 @@ func (o *overview) print(out io.Writer) error {
 		if cp.Feed != nil {
 			fmt.Fprintf(w, "change feed\t%s\n", feedText(cp.Feed))
 		}
+		if t := cp.Traces; t != nil {
+			fmt.Fprintf(w, "traces\t%s\n", tracesText(t))
+		}
 		printFederation(w, cp.Federation)
 	}
 	// A global control plane has no nodes, and nothing that they route by.

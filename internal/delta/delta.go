@@ -120,6 +120,16 @@ type Change struct {
 	// Removed: the resource is gone; Body is ignored. Removing the absent is no
 	// error.
 	Removed bool
+	// Trace, if the change is followed, is sent beside it to streams that had what was before; nil: it is not followed.
+	Trace *Trace
+}
+
+// Trace is sent beside a change. Layered sessions do not have it.
+type Trace struct {
+	// Context, opaque.
+	Context string
+	// Made is set by Scope.Apply: the change has made a difference.
+	Made bool
 }
 
 var (

@@ -31,6 +31,12 @@ const (
 	responseType      = 4
 	responseNonce     = 5
 	responseRemoved   = 6
+	// responseTrace is our own, outside the numbers that the protocol uses: a name, and what is known of a change of it
+	// that is followed. Clients that do not know it skip it.
+	responseTrace = 1000
+
+	traceName    = 1
+	traceContext = 2
 
 	resourceVersion = 1
 	resourceBody    = 2
@@ -79,6 +85,9 @@ type content struct {
 	size      int
 	resources []*entry
 	removed   []string
+	// traces of the table, of which those past index from are sent.
+	traces map[string][]tracedChange
+	from   uint64
 }
 
 // full reports whether something of this size no longer fits. A frame takes at
@@ -136,6 +145,80 @@ func (c *content) frame(typ string, to uint64, at *Position, n uint64) *Frame {
 	for _, name := range c.removed {
 		b = appendString(b, responseRemoved, name)
 	}
-	f.Data = b
+	f.Data = c.appendTraces(b)
 	return f
+}
+
+// appendTraces appends what is followed of the changes that are in the frame.
+func (c *content) appendTraces(b []byte) []byte {
+	if len(c.traces) == 0 {
+		return b
+	}
+	for _, e := range c.resources {
+		b = c.appendTrace(b, e.name)
+	}
+	for _, name := range c.removed {
+		b = c.appendTrace(b, name)
+	}
+	return b
+}
+
+func (c *content) appendTrace(b []byte, name string) []byte {
+	for _, change := range c.traces[name] {
+		if change.index <= c.from {
+			continue
+		}
+		b = protowire.AppendTag(b, responseTrace, protowire.BytesType)
+		b = protowire.AppendVarint(b, uint64(sizeBytes(traceName, len(name))+sizeBytes(traceContext, len(change.context))))
+		b = appendString(b, traceName, name)
+		b = appendString(b, traceContext, change.context)
+	}
+	return b
+}
+
+// Traced is a change that is followed, as a response has it.
+type Traced struct{ Name, Context string }
+
+// TracedOf reads what responses have beside the fields of the protocol: the unknown fields of a DeltaDiscoveryResponse.
+// What it cannot read it leaves out.
+func TracedOf(unknown []byte) (out []Traced) {
+	for len(unknown) > 0 {
+		number, typ, n := protowire.ConsumeTag(unknown)
+		if n < 0 {
+			return out
+		}
+		size := protowire.ConsumeFieldValue(number, typ, unknown[n:])
+		if size < 0 {
+			return out
+		}
+		if number == responseTrace && typ == protowire.BytesType {
+			message, _ := protowire.ConsumeBytes(unknown[n:])
+			out = append(out, tracedOf(message))
+		}
+		unknown = unknown[n+size:]
+	}
+	return out
+}
+
+func tracedOf(message []byte) (out Traced) {
+	for len(message) > 0 {
+		number, typ, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return out
+		}
+		size := protowire.ConsumeFieldValue(number, typ, message[n:])
+		if size < 0 {
+			return out
+		}
+		if value, m := protowire.ConsumeString(message[n:]); typ == protowire.BytesType && m > 0 {
+			switch number {
+			case traceName:
+				out.Name = value
+			case traceContext:
+				out.Context = value
+			}
+		}
+		message = message[n+size:]
+	}
+	return out
 }

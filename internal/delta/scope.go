@@ -142,13 +142,20 @@ func (s *Scope) Apply(at Position, changes []Change) (changed int, err error) {
 	}
 	s.evict()
 	for _, c := range changes {
-		switch {
-		case c.Removed:
-			if t := s.tables[c.Type]; t != nil && s.remove(t, c.Name, at.Sequence) {
-				changed++
-			}
-		case s.set(c.Resource, at.Sequence):
-			changed++
+		made := false
+		if c.Removed {
+			t := s.tables[c.Type]
+			made = t != nil && s.remove(t, c.Name, at.Sequence)
+		} else {
+			made = s.set(c.Resource, at.Sequence)
+		}
+		if !made {
+			continue
+		}
+		changed++
+		if c.Trace != nil {
+			c.Trace.Made = true
+			s.tables[c.Type].trace(c.Name, c.Trace.Context)
 		}
 	}
 	s.advance(at, changed > 0)
@@ -206,6 +213,9 @@ func (s *Scope) shared(t *table, typ string, index uint64) *Frame {
 		return f
 	}
 	c := content{limit: s.options.FrameSize}
+	if index != fresh {
+		c.traces, c.from = t.traces, index
+	}
 	to := index
 	at := &s.position
 	if t.walk(index, func(e *entry) bool {

@@ -128,6 +128,30 @@ type table struct {
 	// digested is the digest of the live resources at index digestOf; empty: there is none yet.
 	digested string
 	digestOf uint64
+	// traces of the newest changes that are followed, by name, oldest first; traced counts them.
+	traces map[string][]tracedChange
+	traced int
+}
+
+// tracedChange is a change that is followed: the index that it got.
+type tracedChange struct {
+	index   uint64
+	context string
+}
+
+// maxTraced changes of a type are remembered; those of streams that are further behind are not followed to the end.
+const maxTraced = 1024
+
+// trace notes that the newest change, which is of a name, is followed.
+func (t *table) trace(name, context string) {
+	if t.traced == maxTraced {
+		t.traces, t.traced = nil, 0
+	}
+	if t.traces == nil {
+		t.traces = map[string][]tracedChange{}
+	}
+	t.traces[name] = append(t.traces[name], tracedChange{t.index, context})
+	t.traced++
 }
 
 func newTable(typ string, floor uint64) *table {

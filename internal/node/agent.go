@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // Facts are what the agent knows of its node. They may change while it runs.
@@ -49,6 +50,8 @@ type Options struct {
 	// Left gets endpoints of TCP that a service port has stopped using, after the mode has
 	// stopped, as Applied. May be nil.
 	Left func([]netip.AddrPort)
+	// Tracer records the calls of the mode for changes that are followed; nil: tracing is off.
+	Tracer *tracing.Recorder
 	// OwnPortsOnly: names below "mesh" answer on the ports of their Services alone, not on 80.
 	OwnPortsOnly bool
 	// Logger gets failures and recoveries. Default: discard.
@@ -106,7 +109,9 @@ type Agent struct {
 	// one port of its slice; none is of before the agent was made.
 	triggers map[proxy.PortName][]time.Time
 	begun    time.Time
-	retryAt  time.Time // no failure is due before; zero: none is at all
+	// traced are the spans of this agent of changes that Run has not taken up, by Service.
+	traced  map[proxy.ServiceName]tracing.Parents
+	retryAt time.Time // no failure is due before; zero: none is at all
 	// steps are when endpoints of ports take their next step of warming up; none does before
 	// stepAt.
 	steps   map[proxy.PortName]time.Time
@@ -124,6 +129,8 @@ type failure struct {
 	err      error
 	// alone: the mode reported this port, and has the others in place.
 	alone bool
+	// traced as in work.
+	traced tracing.Parents
 }
 
 // New makes an agent. It does nothing until Run.
@@ -170,7 +177,9 @@ func (a *Agent) Apply(u proxy.Update) {
 		a.dirty = make(map[proxy.PortName]time.Time, len(u.Services))
 	}
 	a.noteTriggers(u)
+	a.noteTraced(u.Traced)
 	services, slices := a.model.apply(u, mark)
+	a.noteTraced(u.Traced)
 	a.stats.serviceChanges += uint64(services)
 	a.stats.sliceChanges += uint64(slices)
 	a.stats.lastQueued = now
@@ -288,8 +297,10 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 		a.finishUnchanged(now, idle)
 		return false
 	}
+	begin := time.Now()
 	err := a.opts.Mode.Apply(ctx, changes)
 	if ctx.Err() == nil {
+		a.recordKernel(kept, begin, err)
 		left := a.finish(kept, changes, idle, err, now, time.Now())
 		a.notifyApplied(changes, err)
 		if len(left) > 0 {
@@ -337,6 +348,8 @@ type work struct {
 	tunnel    []netip.AddrPort
 	// triggers that are in place with it.
 	triggers []time.Time
+	// traced are the spans of this agent that the port was changed by.
+	traced tracing.Parents
 }
 
 // drain collects what is due, and for which node. first: the mode needs the whole state, of
@@ -360,8 +373,9 @@ func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) 
 	for name, since := range a.dirty {
 		w := work{name: name, since: since, actual: a.actual[name]}
 		if f := a.failed[name]; f != nil {
-			w.failed, w.since = true, f.since
+			w.failed, w.since, w.traced = true, f.since, f.traced
 		}
+		w.traced = w.traced.Add(a.traced[name.ServiceName])
 		var svc *proxy.Service
 		if svc, w.port = a.model.port(name); svc != nil {
 			w.origin, w.tunnel = a.model.origin(svc, w.port), a.facts.Tunnel
@@ -374,6 +388,7 @@ func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) 
 		delete(a.triggers, name)
 		due = append(due, w)
 	}
+	a.traced = nil // all that is dirty has been taken up
 	// A new map, as the time to walk or clear one grows with the most it ever held.
 	a.inFlight, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
 	return due, a.node(), first
@@ -495,7 +510,7 @@ func (a *Agent) fail(w work, err error, alone bool, now time.Time) {
 			a.log.Warn("service port failed, trying again", "port", w.name.String(), "error", err, "hint", hintOf(err))
 		}
 	}
-	f.err, f.alone = err, alone
+	f.err, f.alone, f.traced = err, alone, w.traced
 	f.retryAt = now.Add(min(a.opts.MinRetry<<min(f.attempts, 16), a.opts.MaxRetry))
 	f.attempts++
 	a.retryBy(f.retryAt)

@@ -60,6 +60,7 @@ const (
 	BackupIncomplete   Code = "backup-incomplete"
 	AuditUnwritable    Code = "audit-unwritable"
 	FeedUnwritable     Code = "feed-unwritable"
+	TracesLost         Code = "traces-lost"
 	FeedOff            Code = "feed-off"
 	FeedExpired        Code = "feed-expired"
 	FeedDamaged        Code = "feed-damaged"

@@ -62,6 +62,7 @@ func Definitions() []Definition {
 		{BackupIncomplete, "The control plane did not finish the backup.", "Read the control plane's log."},
 		{AuditUnwritable, "An audit log cannot be written; requests go on without records.", "Free space on the disk; the log goes on by itself and counts the records that are lost."},
 		{FeedUnwritable, "The change feed cannot be written, a place of it failed, or it has a gap; requests go on.", "Free space on the disk that the finding names, or name another with `--feed-root`."},
+		{TracesLost, "The collector of `--otlp-endpoint` does not take the traces of changes; they are lost, and nothing waits for them.", "Start the collector, or correct the address; `OTEL_EXPORTER_OTLP_HEADERS` has credentials for it."},
 		{FeedOff, "The control plane keeps no change feed, so there is no history.", "Start it with `--feed on` and a store on a disk."},
 		{FeedExpired, "The change feed does not reach back that far.", "Ask about a later time; a greater `--feed-retention` keeps more from now on."},
 		{FeedDamaged, "A segment of the change feed does not have its checksum.", "Where there is another copy, readers use it: delete the damaged file and restart the control plane, and it is copied again. Otherwise its changes are lost: readers are told which, and go on behind them. Look after the disk."},

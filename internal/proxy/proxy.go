@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // Protocol of a service port, in Kubernetes' spelling.
@@ -197,6 +198,17 @@ type Update struct {
 	// meshes apart.
 	Meshes    map[string]*Mesh
 	Workloads map[ServiceName]*Workload
+	// Traced are changes among these that are followed; nil: none is.
+	Traced []Traced
+}
+
+// Traced is a change of a Service, or of one of its slices, that is followed.
+type Traced struct {
+	// Service that changed; the zero value: Slice did.
+	Service ServiceName
+	Slice   SliceName
+	// Agents are the spans of this agent, in all traces that it is of.
+	Agents tracing.Parents
 }
 
 // Elsewhere is what other sites offer under the name of a Service. The node reaches them

@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/sites"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
@@ -64,7 +65,8 @@ type BuilderConfig struct {
 	// Site of this control plane, which distinguishes its own exports and gateways from
 	// those of others; empty: locality.Local.
 	Site   locality.Site
-	Logger *slog.Logger // nil: discard
+	Tracer *tracing.Recorder // nil: tracing is off
+	Logger *slog.Logger      // nil: discard
 }
 
 // Builder keeps one view per zone. A view is built for its first
@@ -158,7 +160,7 @@ func (b *Builder) Replace(d *catalog.Delta) error {
 	b.advance(d.After.Position)
 	b.steps = b.steps[:0]
 	b.came(d)
-	return b.writeAll(true, nil)
+	return b.writeAll(true, nil, nil)
 }
 
 // Apply brings every view up to date with the next delta of the subscription, of which
@@ -170,13 +172,14 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) er
 	if at := d.After.Position; !b.filled || at.Epoch != b.epoch {
 		return fmt.Errorf("apply to views: delta at %s:%d does not follow %s:%d", at.Epoch, at.Sequence, b.epoch, b.sequence)
 	}
+	followed := b.follow(d)
 	changes := b.store(d, replanned)
 	if len(changes) == 0 {
 		b.came(d)
 		return nil
 	}
 	b.advance(d.After.Position)
-	err := b.writeAll(false, changes)
+	err := b.writeAll(false, changes, followed)
 	b.came(d)
 	return err
 }
@@ -408,17 +411,17 @@ func (b *Builder) setWeights(s *proxy.Slice, object *discoveryv1.EndpointSlice, 
 }
 
 // writeAll brings the views of all zones to the stored state: changes of it, or all.
-func (b *Builder) writeAll(all bool, changes []change) error {
+func (b *Builder) writeAll(all bool, changes []change, followed *followed) error {
 	var failed []error
 	for _, zone := range slices.Sorted(maps.Keys(b.zones)) {
-		if err := b.write(zone, b.zones[zone], all, changes); err != nil {
+		if err := b.write(zone, b.zones[zone], all, changes, followed); err != nil {
 			failed = append(failed, fmt.Errorf("write view of zone %q: %w", zone, err))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-func (b *Builder) write(zone locality.Zone, scope *delta.Scope, all bool, changes []change) error {
+func (b *Builder) write(zone locality.Zone, scope *delta.Scope, all bool, changes []change, followed *followed) error {
 	at := b.position(zone)
 	if all {
 		_, err := scope.Replace(at, b.everything(zone))
@@ -432,7 +435,9 @@ func (b *Builder) write(zone locality.Zone, scope *delta.Scope, all bool, change
 			Removed:  body == nil,
 		})
 	}
+	spans := followed.attach(out)
 	_, err := scope.Apply(at, out)
+	followed.record(b.config.Tracer, zone, spans, err)
 	return err
 }
 
@@ -485,7 +490,7 @@ func (b *Builder) scope(zone locality.Zone) (*delta.Scope, error) {
 	}
 	scope := delta.NewScope(delta.Options{})
 	if b.filled {
-		if err := b.write(zone, scope, true, nil); err != nil {
+		if err := b.write(zone, scope, true, nil, nil); err != nil {
 			return nil, status.Errorf(codes.Internal, "build view of zone %q: %v", zone, err)
 		}
 	}

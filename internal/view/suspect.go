@@ -30,5 +30,5 @@ func (b *Builder) SetSuspects(nodes []string) error {
 		return nil
 	}
 	b.sequence++ // a change of the views without one of the catalog
-	return b.writeAll(false, changes)
+	return b.writeAll(false, changes, nil)
 }

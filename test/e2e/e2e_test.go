@@ -124,13 +124,19 @@ func (p *plane) startNode(name, zone string) *node {
 		metrics: testkit.FreePort(p.t),
 		dns:     testkit.FreePort(p.t),
 	}
+	n.join()
+	return n
+}
+
+// join with a token of its own, and start.
+func (n *node) join() {
+	n.plane.t.Helper()
 	n.token = filepath.Join(n.dir, "token")
-	token := p.proxima("token", "create", "--kind", "node", "--name", name)
+	token := n.plane.proxima("token", "create", "--kind", "node", "--name", n.name)
 	if err := os.WriteFile(n.token, []byte(token), 0o600); err != nil {
-		p.t.Fatal(err)
+		n.plane.t.Fatal(err)
 	}
 	n.start()
-	return n
 }
 
 // node is an agent in a process of its own.
@@ -140,14 +146,15 @@ type node struct {
 	dir, token string
 	// Ports.
 	health, metrics, dns int
+	flags                []string // further ones
 	process              *testkit.Process
 }
 
 func (n *node) start() {
 	n.plane.t.Helper()
-	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), "node", "--server", n.plane.apiAddress(),
+	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), append([]string{"node", "--server", n.plane.apiAddress(),
 		"--token-file", n.token, "--node-name", n.name, "--zone", n.zone, "--mode", "userspace", "--data-dir", n.dir,
-		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics), "--dns-port", strconv.Itoa(n.dns))
+		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics), "--dns-port", strconv.Itoa(n.dns)}, n.flags...)...)
 	n.process.FirstLine()
 }
 

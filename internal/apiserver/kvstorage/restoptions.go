@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // RESTConfig defines how all resources of one server are stored. Store and Codec
@@ -44,6 +45,8 @@ type RESTConfig struct {
 	// Compact makes an object small that was just decoded for a list or a watch, and that
 	// nobody else has; the watch cache keeps it. May be nil.
 	Compact func(runtime.Object)
+	// Tracer is told of each change of an object; nil: tracing is off.
+	Tracer *tracing.Recorder
 	// DeleteCollectionWorkers at most delete one collection; 0: 1.
 	DeleteCollectionWorkers int
 	// CountPeriod is how often objects are counted, for metrics and for the cost
@@ -165,6 +168,7 @@ func (o *RESTOptions) decorate(
 		GroupResource:  backend.GroupResource,
 		PathPrefix:     backend.Prefix,
 		Compact:        o.cfg.Compact,
+		Tracer:         o.cfg.Tracer,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 const (
@@ -47,6 +49,8 @@ type Config struct {
 	PathPrefix string
 	// Compact as in RESTConfig; nil: objects stay as they were decoded.
 	Compact func(runtime.Object)
+	// Tracer as in RESTConfig.
+	Tracer *tracing.Recorder
 	// ProgressInterval between bookmarks of watches that ask for progress; 0: 5 s.
 	ProgressInterval time.Duration
 }
@@ -59,6 +63,8 @@ type Storage struct {
 	store            store.Store
 	newFunc          func() runtime.Object
 	compact          func(runtime.Object)
+	tracer           *tracing.Recorder
+	kind             string // for tracer
 	progressInterval time.Duration
 	sampleSizes      atomic.Bool
 	unreadable       atomic.Pointer[error] // of the last list of the resource; see Unreadable
@@ -91,7 +97,12 @@ func New(cfg Config) (*Storage, error) {
 		cfg.ProgressInterval = defaultProgressInterval
 	}
 	r.corruptible = utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
+	kind := ""
+	if cfg.Tracer.On() {
+		kind = reflect.TypeOf(cfg.NewFunc()).Elem().Name()
+	}
 	return &Storage{
+		tracer: cfg.Tracer, kind: kind,
 		Resource:         r,
 		store:            cfg.Store,
 		newFunc:          cfg.NewFunc,

@@ -145,7 +145,14 @@ func (s *Storage) commit(
 		// Last, because Commit returns the revision of the last change.
 		txn.Ops = append(txn.Ops, *op)
 	}
+	var began time.Time
+	if s.tracer.On() {
+		began = time.Now()
+	}
 	rev, err = s.store.Commit(ctx, txn)
+	if err == nil && op != nil && s.tracer.On() {
+		s.trace(ctx, kind, key, rev, began)
+	}
 	switch {
 	case err == nil && len(companions) > 0:
 		set.Reset()

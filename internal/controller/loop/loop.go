@@ -85,6 +85,7 @@ type Loop struct {
 	keys  map[resource.Key]*progress
 	stale map[resource.Key]struct{} // to be looked at after the next delta
 	wakes uint64                    // deltas so far
+	traces
 }
 
 // progress of one key. Only the expectations are touched by others than its worker.
@@ -122,6 +123,7 @@ func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(cat
 	// what is not there yet would look as if it were gone.
 	sub := from.Subscribe(kinds...)
 	defer sub.Close()
+	l.tracer = from.Tracer()
 
 	var workers sync.WaitGroup
 	for started := false; ; started = true {
@@ -133,7 +135,11 @@ func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(cat
 			workers.Go(func() { l.work(ctx) })
 		}
 		l.wake()
-		dispatch(delta)
+		if started && l.tracer.On() {
+			l.dispatchTraced(delta, dispatch)
+		} else {
+			dispatch(delta) // the first one is everything there is: nothing has changed
+		}
 	}
 	l.queue.ShutDown()
 	workers.Wait()
@@ -143,12 +149,16 @@ func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(cat
 // Add queues a key. Before Run it does nothing, as the first delta names every object.
 func (l *Loop) Add(key resource.Key) {
 	if l.running.Load() {
+		l.noteCause(key)
 		l.queue.Add(key)
 	}
 }
 
 // AddAfter queues a key later. For dispatch and Sync.
-func (l *Loop) AddAfter(key resource.Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
+func (l *Loop) AddAfter(key resource.Key, wait time.Duration) {
+	l.noteCause(key)
+	l.queue.AddAfter(key, wait)
+}
 
 // Expectations is where the writes for a key are noted.
 func (l *Loop) Expectations(key resource.Key) *Expectations { return &l.progress(key).expected }
@@ -221,7 +231,7 @@ func (l *Loop) handle(ctx context.Context, key resource.Key) {
 	wakes := l.wakes
 	l.mu.Unlock()
 
-	err := l.Sync(ctx, key)
+	err := l.syncTraced(ctx, key)
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/delta"
 )
 
 // Follower takes what a Client receives, and knows what it has already. Its
@@ -45,6 +46,8 @@ type Response struct {
 	Position  string
 	Resources []*discovery.Resource
 	Removed   []string
+	// Traced are changes among them that are followed; nil: none is.
+	Traced []delta.Traced
 
 	nonce  string
 	answer func(*discovery.DeltaDiscoveryRequest)
@@ -189,7 +192,8 @@ func (c *Client) follow(ctx context.Context, cursor, waitForReady bool) (receive
 		c.config.Follower.Receive(&Response{
 			Type: r.message.GetTypeUrl(), Position: r.message.GetSystemVersionInfo(),
 			Resources: r.message.GetResources(), Removed: r.message.GetRemovedResources(),
-			nonce: r.message.GetNonce(),
+			Traced: delta.TracedOf(r.message.ProtoReflect().GetUnknown()),
+			nonce:  r.message.GetNonce(),
 			answer: func(a *discovery.DeltaDiscoveryRequest) {
 				_ = c.send(stream, a) // a broken stream is noticed by RecvMsg
 			},

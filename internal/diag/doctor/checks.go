@@ -10,6 +10,8 @@ const (
 	checkStore          = "store"
 	checkAudit          = "audit"
 	checkFeed           = "feed"
+	checkTraces         = "traces"
+	checkAgentTraces    = "agent-traces"
 	checkMachines       = "machines"
 	checkZones          = "zones"
 	checkRegistries     = "registries"
@@ -58,6 +60,8 @@ func Checks() []Check {
 		{checkControlPlane, "The control plane answers, trusts the credentials, and has this machine's time.", "See the code; set both clocks by NTP."},
 		{checkStore, "The store of the control plane accepts writes.", "Free space on its disk."},
 		{checkAudit, "The control plane can write its audit logs.", "Free space on its disk."},
+		{checkTraces, "The collector of `--otlp-endpoint` takes the traces of the control plane.", "Start the collector, or correct the address."},
+		{checkAgentTraces, "The collector of `--otlp-endpoint` takes the traces of the agent.", "Start the collector, or correct the address."},
 		{checkFeed, "The control plane writes its change feed, at all its roots, without a gap.", "Free space on its disk, or another root (`--feed-root`)."},
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
 		{checkZones, "Control planes of zones and global are connected; no deletions are held, and no objects refused.",

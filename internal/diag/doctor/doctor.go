@@ -138,6 +138,7 @@ func Examine(ctx context.Context, cfg Config) []Finding {
 	agent := state.Status
 	findings = append(append(findings, server), append(plane, x.agentState(state))...)
 	if agent != nil {
+		findings = append(findings, traces(checkAgentTraces, "traces of the agent", agent.Traces)...)
 		findings = append(findings, unsavedState(agent), tunnel(agent.Tunnel), isolated(agent.Isolation), permitted(agent.Permissions))
 	}
 	findings = append(findings, credentials(ctx, agent)...)

@@ -10,6 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/diag/finding"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // maxClockSkew between this machine and the control plane: leases and certificates
@@ -52,7 +53,7 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 		return nil
 	}
 	if status.Preset != "" {
-		return slices.Concat([]Finding{clusterState(status)}, x.proxies(ctx, status.Version.Version), sidecars(status.Proxies))
+		return slices.Concat([]Finding{clusterState(status)}, traces(checkTraces, "traces of the control plane", status.Traces), x.proxies(ctx, status.Version.Version), sidecars(status.Proxies))
 	}
 	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
 	if status.Store.Problem != "" {
@@ -62,6 +63,7 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 		f.fail(problem.StoreDamaged, textOf(damage), damage[0].Fix)
 	}
 	out := []Finding{f, auditState(status.Audit)}
+	out = append(out, traces(checkTraces, "traces of the control plane", status.Traces)...)
 	if status.Feed != nil {
 		out = append(out, feedState(status.Feed))
 	}
@@ -88,6 +90,18 @@ func clusterState(status *admin.Status) Finding {
 		f.Note = "is still being read"
 	}
 	return f
+}
+
+// traces is whether traces of changes can be sent; none where they are off.
+func traces(id, check string, status *tracing.Status) []Finding {
+	if status == nil {
+		return nil
+	}
+	f := Finding{ID: id, Check: check, Note: fmt.Sprintf("%d spans sent to %s, %d lost", status.Sent, status.Endpoint, status.Dropped)}
+	if problems := finding.Traces(status); len(problems) > 0 {
+		f.fail(problem.TracesLost, textOf(problems), tracing.Hint)
+	}
+	return []Finding{f}
 }
 
 // feedState is whether the change feed is written everywhere.

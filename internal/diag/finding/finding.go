@@ -34,7 +34,7 @@ func (f Finder) Find(s *admin.Status, tables *catalog.Snapshot) []admin.Problem 
 // OfStatus are the problems that a status shows.
 func (f Finder) OfStatus(s *admin.Status) []admin.Problem {
 	return slices.Concat(
-		Store(s), Damage(s.Store), Audit(s.Audit, f.now()), Feed(s.Feed, f.now()), f.Machines(s), workloads(s), Zones(s.Federation, f.now()),
+		Store(s), Damage(s.Store), Audit(s.Audit, f.now()), Traces(s.Traces), Feed(s.Feed, f.now()), f.Machines(s), workloads(s), Zones(s.Federation, f.now()),
 		tables(s), ranges(s), agents(s), Proxies(s.Proxies), silent(s), Registries(s.RegistryTroubles),
 	)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 )
 
 // FixDisk is the fix for files that cannot be written.
@@ -56,6 +57,16 @@ func Audit(logs audit.States, now time.Time) []admin.Problem {
 		out = append(out, p)
 	}
 	return out
+}
+
+// Traces is whether traces of changes can be sent, where they are on.
+func Traces(t *tracing.Status) []admin.Problem {
+	if t == nil || t.Error == "" {
+		return nil
+	}
+	p := warning(problem.TracesLost, object{}, fmt.Sprintf("traces of changes cannot be sent to %s: %s: %d spans are lost", t.Endpoint, t.Error, t.Dropped), tracing.Hint)
+	p.Since = t.Since
+	return []admin.Problem{p}
 }
 
 // Feed is what is wrong with the change feed.

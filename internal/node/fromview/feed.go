@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
@@ -65,7 +66,8 @@ type FeedConfig struct {
 	// is acknowledged when it returns; while it blocks, the control plane coalesces
 	// further changes.
 	Update func(node.Update)
-	Logger *slog.Logger // nil: discard
+	Tracer *tracing.Recorder // nil: tracing is off
+	Logger *slog.Logger      // nil: discard
 	// Registerer of metrics; nil: none. Registering twice panics.
 	Registerer prometheus.Registerer
 }
@@ -335,6 +337,7 @@ func (f *follower) Receive(r *stream.Response) {
 		fresh := newUpdate()
 		u = &fresh
 	}
+	followed := (*Feed)(f).follow(r, u)
 	refusal := f.store(r, u)
 	if refusal != "" {
 		f.config.Logger.Warn("resources refused, their last valid state stays", "type", r.Type, "reason", refusal)
@@ -345,6 +348,7 @@ func (f *follower) Receive(r *stream.Response) {
 		if !u.Empty() {
 			f.config.Update(*u)
 		}
+		followed.record(refusal)
 	case f.complete():
 		f.config.Update(whole(*u))
 		f.mu.Lock()
