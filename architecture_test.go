@@ -74,6 +74,7 @@ var layers = map[string]layer{
 	"internal/resource/kind":         base,
 	"internal/resource/memory":       base,
 	"internal/resource/metered":      base,
+	"internal/resource/traced":       base,
 	"internal/resource/resourcetest": base,
 	"internal/ratelimit":             base,
 	"internal/recent":                base,
@@ -92,6 +93,7 @@ var layers = map[string]layer{
 	"internal/store/position":        base,
 	"internal/store/storetest":       base,
 	"internal/store/watch":           base,
+	"internal/tracing":               base,
 	"internal/version":               base,
 	"internal/wallclock":             base,
 
@@ -256,6 +258,7 @@ var layers = map[string]layer{
 	"internal/store/sqlite":             adapter,
 	"internal/store/sqlite/faultdisk":   adapter,
 	"internal/testkit":                  adapter,
+	"internal/tracing/otlp":             adapter,
 	"internal/testkit/envoytest":        adapter,
 	"internal/testkit/netns":            adapter,
 	"internal/view":                     adapter,
@@ -360,6 +363,7 @@ var onlyImporters = map[string][]string{
 	"github.com/minio/minio-go":          {"internal/blob"},
 	"github.com/yuin/goldmark":           {"internal/docs"},
 	"go.etcd.io/etcd":                    {"internal/store/etcd"},
+	"go.opentelemetry.io":                {"internal/tracing/otlp", "test/e2e"},
 	"github.com/spf13/cobra":             {"internal/cli"},
 	"github.com/google/cel-go":           {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
