@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/ebpf"
 	"github.com/proxima-mesh/proxima/internal/proxy/ipvs"
 	"github.com/proxima-mesh/proxima/internal/proxy/permit"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 

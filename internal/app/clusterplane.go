@@ -33,6 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/metered"
 	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/tracing"
 	"github.com/proxima-mesh/proxima/internal/view"
 )
 

@@ -154,7 +154,7 @@ func (e *Exporter) Status() tracing.Status {
 
 // Run sends spans until ctx ends, and then what is in the queue, for 2 s at most. It returns nil, and must be called once.
 func (e *Exporter) Run(ctx context.Context) error {
-	if err := e.client.Start(ctx); err != nil {
+	if err := e.client.Start(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("send traces to %s: %w", e.config.Endpoint, err)
 	}
 	for ctx.Err() == nil {
