@@ -80,7 +80,7 @@ interop-kernels:
 interop-pulsar: build ## the real Pulsar, its clients, an S3 server; JDK, mvn (minutes)
 	@tools/interop-pulsar
 
-lint: ## gofmt, go vet and the linters of .golangci.yml
+lint: ## gofmt, tsc, and go vet with the linters of .golangci.yml
 	@tools/lint/run
 
 gen: ## generate code and reference pages
