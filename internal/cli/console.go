@@ -13,12 +13,14 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
@@ -138,7 +140,7 @@ func newConsoleProxy(cfg *rest.Config, port int, aggregated, write bool, until t
 	if err != nil {
 		return nil, err
 	}
-	transport, err := rest.TransportFor(cfg)
+	forward, err := consoleTransport(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
@@ -147,9 +149,39 @@ func newConsoleProxy(cfg *rest.Config, port int, aggregated, write bool, until t
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	return &consoleProxy{
-		pages: pages, forward: newForwarder(api, transport, aggregated, log), write: write, server: api.Host, until: until, clock: clock.RealClock{},
+		pages: pages, forward: newForwarder(api, forward, aggregated, log), write: write, server: api.Host, until: until, clock: clock.RealClock{},
 		log: log, end: end, hosts: []string{fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("localhost:%d", port)},
 	}, nil
+}
+
+// consolePing is how long a connection to the API may say nothing before it is asked, and how long that answer may take. The stream of
+// a page says every 5 s that it is alive, so that few are asked.
+const consolePing = 3 * time.Second
+
+// consoleTransport has the credentials of cfg. A connection that died in silence, as after the machine slept, is given up after a few
+// seconds; client-go would keep it for 45.
+func consoleTransport(cfg *rest.Config) (http.RoundTripper, error) {
+	tc, err := cfg.TransportConfig()
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := transport.TLSConfigFor(tc)
+	if err != nil {
+		return nil, err
+	}
+	dial := (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 10 * time.Second}).DialContext
+	if tc.DialHolder != nil {
+		dial = tc.DialHolder.Dial
+	}
+	proxy := http.ProxyFromEnvironment
+	if tc.Proxy != nil {
+		proxy = tc.Proxy
+	}
+	return transport.HTTPWrappersForConfig(tc, &http.Transport{
+		Proxy: proxy, DialContext: dial, TLSClientConfig: tlsConfig, TLSHandshakeTimeout: 10 * time.Second, MaxIdleConnsPerHost: 25,
+		IdleConnTimeout: 90 * time.Second, DisableCompression: tc.DisableCompression, ForceAttemptHTTP2: !slices.Equal(cfg.NextProtos, []string{"http/1.1"}),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: consolePing, PingTimeout: consolePing},
+	})
 }
 
 // announceConsole starts the browser, or says how one gets in. The function that it returns removes what it left, also after an error.

@@ -25,8 +25,8 @@ import (
 const patience = 30 * time.Second
 
 // startBrowser with one tab.
-func startBrowser(t *testing.T) (ctx context.Context, end func()) {
-	allocator, stop := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
+func startBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) (ctx context.Context, end func()) {
+	allocator, stop := chromedp.NewExecAllocator(context.Background(), append(append(chromedp.DefaultExecAllocatorOptions[:], more...),
 		chromedp.NoSandbox, // tests run as root
 		chromedp.Flag("font-render-hinting", "none"),
 		chromedp.Flag("hide-scrollbars", true),
@@ -53,9 +53,9 @@ type tab struct {
 	expected map[string]bool
 }
 
-func openTab(t *testing.T, origin string) *tab {
+func openTab(t *testing.T, origin string, options ...chromedp.ExecAllocatorOption) *tab {
 	t.Helper()
-	ctx, end := startBrowser(t)
+	ctx, end := startBrowser(t, options...)
 	b := &tab{T: t, ctx: ctx, origin: origin, expected: map[string]bool{}}
 	chromedp.ListenTarget(ctx, b.listen)
 	b.do(network.Enable(), log.Enable(), chromedp.EmulateViewport(1280, 900))

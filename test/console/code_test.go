@@ -33,7 +33,7 @@ func program(t *testing.T) string {
 // start a command, and return the first line of its output with a text.
 func start(t *testing.T, text string, args ...string) string {
 	t.Helper()
-	ctx, stop := context.WithTimeout(context.Background(), 4*patience)
+	ctx, stop := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, program(t), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = patience

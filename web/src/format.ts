@@ -55,6 +55,9 @@ export function clock(text: string | number | undefined): string {
   return `${t.getFullYear()}-${two(t.getMonth() + 1)}-${two(t.getDate())} ${two(t.getHours())}:${two(t.getMinutes())}:${two(t.getSeconds())}`;
 }
 
+// byName orders what is equal otherwise, as rows of a stream come in any order.
+export const byName = (a: string, b: string) => a < b ? -1 : a > b ? 1 : 0;
+
 // zoneName of a zone; nodes without the label are in one without a name.
 export const zoneName = (name: string | undefined) => name || "(no zone)";
 

@@ -1,7 +1,7 @@
 // Flows between zones: a map of ribbons, or a matrix where there are many zones.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, money, num, percent, plural, rate, times, zoneName } from "./format.ts";
+import { byName, bytes, money, num, percent, plural, rate, times, zoneName } from "./format.ts";
 import { Table, type Column } from "./table.tsx";
 import type { Flow, Zone } from "./types.ts";
 import { href } from "./view.tsx";
@@ -14,8 +14,7 @@ export interface World { zones: Zone[]; flows: Flow[]; currency?: string; region
 
 // ordered by region and name, so that a zone stays where it is.
 export function ordered(zones: Zone[]): Zone[] {
-  const order = (a: string, b: string) => a < b ? -1 : a > b ? 1 : 0;
-  return [...zones].sort((a, b) => order(a.region ?? "", b.region ?? "") || order(a.name, b.name));
+  return [...zones].sort((a, b) => byName(a.region ?? "", b.region ?? "") || byName(a.name, b.name));
 }
 
 const inRegion = (z: Zone) => z.region || "(no region)";
@@ -57,7 +56,7 @@ interface Bar { zone: Zone; y: number; h: number }
 function layout(w: World) {
   const zones = ordered(w.zones), guessed = isGuessed(w.flows);
   const at = new Map(zones.map((z, i) => [z.name, i]));
-  const all = w.flows.filter((f) => sizeOf(f, guessed) > 0 && at.has(f.from) && at.has(f.to)).sort((a, b) => sizeOf(b, guessed) - sizeOf(a, guessed));
+  const all = w.flows.filter((f) => sizeOf(f, guessed) > 0 && at.has(f.from) && at.has(f.to)).sort((a, b) => sizeOf(b, guessed) - sizeOf(a, guessed) || byName(a.from, b.from) || byName(a.to, b.to));
   const shown = all.slice(0, maxRibbons), rest = all.slice(maxRibbons);
   const sums = (side: "from" | "to") => zones.map((z) => shown.filter((f) => f[side] === z.name).reduce((n, f) => n + sizeOf(f, guessed), 0));
   const left = sums("from"), right = sums("to");
@@ -238,7 +237,7 @@ export function Flows({ world: given, fold, onFold, pick }: { world: World; fold
   const foldable = onFold !== undefined && regions > 1;
   const shown = foldable && fold ? folded(world) : world;
   const guessed = isGuessed(shown.flows);
-  const flows = [...shown.flows].sort((a, b) => Number(a.from === a.to) - Number(b.from === b.to) || (b.cost ?? 0) - (a.cost ?? 0) || sizeOf(b, guessed) - sizeOf(a, guessed));
+  const flows = [...shown.flows].sort((a, b) => Number(a.from === a.to) - Number(b.from === b.to) || (b.cost ?? 0) - (a.cost ?? 0) || sizeOf(b, guessed) - sizeOf(a, guessed) || byName(a.from, b.from) || byName(a.to, b.to));
   const has = (k: keyof Flow) => shown.flows.some((f) => f[k] !== undefined && f[k] !== 0);
   return <>
     {foldable && <p class="choices"><label><input type="checkbox" checked={fold} onChange={(e) => onFold!((e.currentTarget as HTMLInputElement).checked)} /> one area for each of the {regions} regions</label></p>}

@@ -1,6 +1,6 @@
 // Problems: what is wrong, and what mends it.
 
-import { age, group, plural } from "./format.ts";
+import { age, byName, group, plural } from "./format.ts";
 import type { Stream } from "./stream.ts";
 import type { Problem, Problems as Answer } from "./types.ts";
 import { Copy, Empty, Head, serviceHref, useLoad, useStream, View, Partial } from "./view.tsx";
@@ -11,7 +11,10 @@ function objectOf(p: Problem) {
   return p.kind === "Service" && p.namespace && p.name ? <a href={serviceHref(p.namespace, p.name)}>Service {name}</a> : p.kind + " " + name;
 }
 
-export const worstFirst = (all: Problem[]) => [...all].sort((a, b) => a.severity < b.severity ? -1 : a.severity > b.severity ? 1 : a.code < b.code ? -1 : 1);
+const idOf = (p: Problem) => [p.kind, p.namespace, p.name, p.problem].join("\n");
+
+export const worstFirst = (all: Problem[]) => [...all].sort((a, b) =>
+  byName(a.severity, b.severity) || byName(a.code, b.code) || byName(idOf(a), idOf(b)));
 
 const isCommand = (fix: string) => /^(sudo )?(proxima|kubectl) /.test(fix);
 

@@ -5,7 +5,7 @@ import { Failure, get, query } from "./api.ts";
 import { group, money, num, percent, rate, times } from "./format.ts";
 import { Table, type Column } from "./table.tsx";
 import type { Line, Services as Answer } from "./types.ts";
-import { adjust, Empty, ErrorNote, Head, Partial, serviceHref, usePlace, usePolite } from "./view.tsx";
+import { adjust, Empty, ErrorNote, Head, Partial, serviceHref, useCameBack, usePlace, usePolite } from "./view.tsx";
 
 const size = 200;
 const filters = ["q", "namespace", "zone", "mode", "code", "refused", "sort", "reverse"] as const;
@@ -30,6 +30,7 @@ function usePages(q: Record<string, string>) {
     const timer = window.setInterval(() => { if (!document.hidden && !busy.current && rows.current <= 1000) load(0, Math.max(size, rows.current)); }, 10_000);
     return () => { clearInterval(timer); busy.current?.abort(); };
   }, [path]);
+  useCameBack(() => load(0, Math.max(size, Math.min(rows.current, 1000))));
   const more = () => { if (!busy.current && state.answer?.next) load(state.rows.length, size); };
   return { ...state, more, again: () => load(0, size), waiting: state.path !== path };
 }

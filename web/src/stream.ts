@@ -11,7 +11,12 @@ export type Rows = ReadonlyMap<string, unknown>;
 
 // staleAfter a frame that is due every 5 s.
 const staleAfter = 12_000;
-const again = [250, 500, 1000, 2000];
+const again = [250, 500, 1000];
+// A request that nothing comes of may be on a connection that is dead: another is made beside it after a while, up to some at once.
+const besideAfter = 1000, mostBeside = 3;
+
+// cameBack is the event of the window when what was old is up to date again.
+export const cameBack = "proxima-came-back";
 
 // Said between tabs: a frame, or the wish for all that there is.
 interface Said { frame?: Frame; ask?: boolean }
@@ -26,7 +31,11 @@ export class Stream {
   private topics = new Map<string, Topic>();
   private position = "";
   private listeners = new Set<() => void>();
+  // attempts to have a stream, the newest last; abort is the one that something has come of, or else the newest.
+  private attempts: AbortController[] = [];
   private abort: AbortController | null = null;
+  private heard = 0; // when bytes came last
+  private away = false; // what is shown may be old
   private timer = 0;
   private failed = 0;
   private opened = 0; // when the newest request began
@@ -50,7 +59,7 @@ export class Stream {
     }
     document.addEventListener("visibilitychange", this.visibility);
     addEventListener("online", this.soon);
-    this.timer = window.setInterval(this.check, 1000);
+    this.timer = window.setInterval(this.check, 500);
     this.visibility();
   }
 
@@ -83,6 +92,7 @@ export class Stream {
 
   private set(h: Health) {
     if (this.health === h) return;
+    if (h !== "live" && this.last) this.away = true;
     this.health = h;
     this.tell();
   }
@@ -135,8 +145,7 @@ export class Stream {
   }
 
   private close(h: Health) {
-    this.abort?.abort();
-    this.abort = null;
+    this.giveUp();
     if (h === "hidden" || h === "ended") {
       this.leave?.();
       this.leave = null;
@@ -145,15 +154,33 @@ export class Stream {
   }
 
   private check = () => {
-    if ((this.health === "live" || this.abort) && Date.now() - Math.max(this.last, this.opened) > staleAfter) {
+    const now = Date.now(), waited = now - Math.max(this.heard, this.opened);
+    const old = this.health === "live" && now - this.last > staleAfter;
+    if (old) {
       this.problem = "nothing has come for " + staleAfter / 1000 + " s";
+      this.set("stale");
+    }
+    // Bytes of a large frame on a slow link are as good as a frame.
+    if (this.abort ? now - Math.max(this.last, this.heard, this.opened) > staleAfter : old) {
       this.close(this.last ? "stale" : "connecting");
       this.soon();
-    } else if (this.health === "stale") this.tell(); // its age grows
+    } else if (this.abort && this.heard < this.opened && waited >= besideAfter) {
+      if (this.attempts.length >= mostBeside) this.attempts.shift()!.abort();
+      void this.follow();
+    }
+    if (this.health === "stale") this.tell(); // its age grows
   };
+
+  // giveUp all attempts but one.
+  private giveUp(but?: AbortController) {
+    for (const a of this.attempts) if (a !== but) a.abort();
+    this.attempts = but ? [but] : [];
+    this.abort = but ?? null;
+  }
 
   private async follow() {
     const abort = new AbortController();
+    this.attempts.push(abort);
     this.abort = abort;
     this.opened = Date.now();
     if (this.health === "hidden") this.set(this.last ? "stale" : "connecting");
@@ -165,13 +192,13 @@ export class Stream {
       if (abort.signal.aborted) return;
       this.problem = e instanceof Error ? e.message : String(e);
       if (e instanceof Failure && (e.code === 401 || e.code === 403 || e.code === 404)) {
-        if (this.abort === abort) this.abort = null;
+        this.giveUp();
         this.set("ended");
         return;
       }
     }
-    if (this.abort !== abort) return;
-    this.abort = null;
+    if (abort.signal.aborted) return;
+    this.giveUp();
     if (this.health !== "hidden") this.set(this.last ? "stale" : "connecting");
     const wait = again[Math.min(this.failed++, again.length - 1)];
     window.setTimeout(() => { if (!document.hidden && !this.abort && this.health !== "ended") void this.follow(); }, wait);
@@ -183,6 +210,8 @@ export class Stream {
     for (;;) {
       const { done, value } = await body.read();
       if (done || abort.signal.aborted) return;
+      this.heard = Date.now();
+      if (this.attempts.length > 1) this.giveUp(abort);
       rest += decoder.decode(value, { stream: true });
       const lines = rest.split("\n");
       rest = lines.pop()!;
@@ -207,6 +236,10 @@ export class Stream {
       topic.rows = applied(topic.rows, f.delta);
       topic.filled = true;
       if (f.delta.epoch) this.position = f.delta.epoch + ":" + f.delta.position;
+      if (this.away) {
+        this.away = false;
+        dispatchEvent(new Event(cameBack));
+      }
     }
     this.tell();
   }

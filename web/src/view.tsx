@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { Failure, get } from "./api.ts";
 import { age } from "./format.ts";
-import type { Stream } from "./stream.ts";
+import { cameBack, type Stream } from "./stream.ts";
 
 // Place in the address: a path and a query, after the #.
 export interface Place { path: string[]; query: URLSearchParams }
@@ -63,7 +63,19 @@ export function useLoad<T>(path: string, every = 0): Loaded<T> {
     const timer = window.setInterval(() => { if (!document.hidden) reload(); }, every * 1000);
     return () => clearInterval(timer);
   }, [path, every]);
+  useCameBack(reload);
   return { data: state.data, error: state.error, loading: state.loading, at: state.at, reload };
+}
+
+// useCameBack does something when what was old is up to date again.
+export function useCameBack(f: () => void) {
+  const now = useRef(f);
+  now.current = f;
+  useEffect(() => {
+    const g = () => now.current();
+    addEventListener(cameBack, g);
+    return () => removeEventListener(cameBack, g);
+  }, []);
 }
 
 // useStream draws again when something has come.
