@@ -50,6 +50,9 @@ type Frame struct {
 	Time time.Time `json:"time"`
 }
 
+// Write the frame as a line: JSON without a control character, and without a character that means something in markup.
+func (f *Frame) Write(w io.Writer) error { return json.NewEncoder(w).Encode(f) }
+
 const (
 	// viewerRate (bytes a second) is what a viewer is sent in the mean, where much changes: larger frames come less often.
 	viewerRate = 20_000
@@ -276,6 +279,16 @@ func summaryZones(t *summary.Table, scope summary.Scope, _ url.Values) (any, err
 }
 
 func summaryServices(t *summary.Table, scope summary.Scope, q url.Values) (any, error) {
+	query, err := ServicesQuery(q)
+	if err != nil {
+		return nil, err
+	}
+	return t.Services(scope, query)
+}
+
+// ServicesQuery reads the query of SummaryServicesPath. What it says is checked by summary.Table.Services; an error is about what is
+// no number.
+func ServicesQuery(q url.Values) (summary.Query, error) {
 	query := summary.Query{
 		Text: q.Get("q"), Namespace: q.Get("namespace"), Zone: q.Get("zone"), Mode: q.Get("mode"), Code: q.Get("code"),
 		Refused: q.Get("refused") == "true", Sort: q.Get("sort"), Reverse: q.Get("reverse") == "true",
@@ -287,11 +300,11 @@ func summaryServices(t *summary.Table, scope summary.Scope, q url.Values) (any, 
 		}
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return nil, &badQuery{fmt.Errorf("%s %q: use a number", field, text)}
+			return query, &badQuery{fmt.Errorf("%s %q: use a number", field, text)}
 		}
 		*to = n
 	}
-	return t.Services(scope, query)
+	return query, nil
 }
 
 func keyOf(q url.Values) (resource.Key, error) {
@@ -413,16 +426,24 @@ func (h *streamHandler) leave() {
 	h.open--
 }
 
+// ParsePosition reads EPOCH:N, of the newest frame that a client of a stream has.
+func ParsePosition(text string) (summary.Position, error) {
+	epoch, number, _ := strings.Cut(text, ":")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return summary.Position{}, &badQuery{fmt.Errorf("position %q: write it as EPOCH:N", text)}
+	}
+	return summary.Position{Epoch: epoch, Sequence: n}, nil
+}
+
 func (h *streamHandler) topics(table *summary.Table, r *http.Request) (map[string]topic, error) {
 	q := r.URL.Query()
 	var have summary.Position
 	if text := q.Get("position"); text != "" {
-		epoch, number, _ := strings.Cut(text, ":")
-		n, err := strconv.ParseUint(number, 10, 64)
-		if err != nil {
-			return nil, &badQuery{fmt.Errorf("position %q: write it as EPOCH:N", text)}
+		var err error
+		if have, err = ParsePosition(text); err != nil {
+			return nil, err
 		}
-		have = summary.Position{Epoch: epoch, Sequence: n}
 	}
 	out := map[string]topic{}
 	for name := range strings.SplitSeq(q.Get("topics"), ",") {
@@ -512,5 +533,5 @@ type frames struct {
 func (f *frames) write(frame Frame) bool {
 	frame.Time = time.Now()
 	_ = f.control.SetWriteDeadline(frame.Time.Add(frameTimeout)) // not every server has one
-	return json.NewEncoder(f.w).Encode(frame) == nil && f.control.Flush() == nil
+	return frame.Write(f.w) == nil && f.control.Flush() == nil
 }
