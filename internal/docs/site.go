@@ -310,6 +310,9 @@ var pageHTML string
 //go:embed assets/docs.css
 var styleCSS []byte
 
+//go:embed assets/icon.svg
+var iconSVG []byte
+
 //go:embed assets/docs.js
 var searchJS []byte
 
@@ -352,7 +355,7 @@ func (s *Site) HTML(p *Page) ([]byte, error) {
 
 // Files of the site, by their paths.
 func (s *Site) Files() (map[string][]byte, error) {
-	out := map[string][]byte{"docs.css": styleCSS, "docs.js": searchJS}
+	out := map[string][]byte{"docs.css": styleCSS, "docs.js": searchJS, "icon.svg": iconSVG}
 	for name, data := range s.files {
 		out[name] = data
 	}
