@@ -17,9 +17,12 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// program is bin/proxima, which "make build" makes.
+// program is bin/proxima, which "make build" makes, or PROXIMA_PROGRAM.
 func program(t *testing.T) string {
 	t.Helper()
+	if path := os.Getenv("PROXIMA_PROGRAM"); path != "" {
+		return path
+	}
 	path, err := filepath.Abs("../../bin/proxima")
 	if err != nil {
 		t.Fatal(err)

@@ -68,11 +68,17 @@ func TestStaysTrue(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	defer all.Wait()
+	var starting sync.Mutex
+	start := func(t *testing.T, kind stageKind) *stage {
+		starting.Lock() // as a browser and a control plane keep a machine busy
+		defer starting.Unlock()
+		return newStage(t, kind)
+	}
 	playAll := func(t *testing.T, k uint64) {
 		var s *stage
 		for seed := first + k; seed < first+count; seed += stages {
 			if s == nil || s.kind != kindOf(seed) {
-				s = newStage(t, kindOf(seed))
+				s = start(t, kindOf(seed))
 			}
 			if !t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { s.play(t, seed) }) {
 				s = nil // its state is not known
