@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +48,59 @@ type FederationStatus struct {
 	Behind uint64 `json:"behind,omitempty"`
 	// Types describes the synchronisation of a zone.
 	Types []meshv1alpha1.TypeSync `json:"types,omitempty"`
+	// Link of a zone to global, as this instance measures it.
+	Link *SyncLink `json:"link,omitempty"`
 	// Zones that global knows.
 	Zones []ZoneState `json:"zones,omitempty"`
+	// Gateways that this control plane has an insight of: of a zone its own, at global those of all zones.
+	Gateways []GatewayState `json:"gateways,omitempty"`
+	// Failures is the board: what can fail between sites, whether it is so now, and what works meanwhile.
+	Failures []Failure `json:"failures,omitempty"`
+}
+
+// SyncLink is what is measured of the synchronisation with one peer, over all connections since the instance started.
+type SyncLink struct {
+	// Epoch of the peer's store, as its messages say; empty: none has come.
+	Epoch string `json:"epoch,omitempty"`
+	// Sent is how long it takes until the peer has confirmed a change of this side; Received the same for changes of the peer, as it
+	// measures them. Absent: nothing is measured.
+	Sent     *SyncLag `json:"sent,omitempty"`
+	Received *SyncLag `json:"received,omitempty"`
+	// LastRefused is the last NACK of each type, whether or not it still holds.
+	LastRefused []LastRefused `json:"lastRefused,omitempty"`
+}
+
+// SyncLag sums up the changes of the last 10 to 20 minutes. What a connection begins with does not count. Seconds are at most 9 % too
+// large.
+type SyncLag struct {
+	Samples    uint64  `json:"samples"`
+	P50Seconds float64 `json:"p50Seconds"`
+	P99Seconds float64 `json:"p99Seconds"`
+	// WaitingSeconds is how long the oldest change waits that is not confirmed.
+	WaitingSeconds float64 `json:"waitingSeconds,omitempty"`
+}
+
+// LastRefused is the last NACK of a type.
+type LastRefused struct {
+	Type string `json:"type"`
+	// Direction as in a TypeSync: who received, and refused.
+	Direction string `json:"direction"`
+	// Resource is the first that was refused, NAMESPACE/NAME or NAME; empty: the receiver named none.
+	Resource string    `json:"resource,omitempty"`
+	Reason   string    `json:"reason"`
+	At       time.Time `json:"at"`
+}
+
+// GatewayState is a gateway, and whether its control plane has a connection of it.
+type GatewayState struct {
+	// Kind is ingress or egress.
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+	Zone string `json:"zone,omitempty"`
+	// Connected to its control plane.
+	Connected bool `json:"connected"`
+	// Since when it is, or is not; zero: that is not known.
+	Since time.Time `json:"since,omitzero"`
 }
 
 // ZoneState is a zone, as global knows it.
@@ -58,6 +110,8 @@ type ZoneState struct {
 	Insight *meshv1alpha1.ZoneInsightStatus `json:"insight,omitempty"`
 	// Refused says why this instance refuses the zone's version; empty: it does not.
 	Refused string `json:"refused,omitempty"`
+	// Link to the zone, as the instance measures it that has the connection; absent: none has, or it is silent.
+	Link *SyncLink `json:"link,omitempty"`
 }
 
 // ConfirmRequest names deletions that are held.
@@ -119,4 +173,23 @@ func (h statusHandler) federationStatus(ctx context.Context) *FederationStatus {
 		return nil
 	}
 	return s
+}
+
+// addFederation adds what another instance alone knows of the connections that it has.
+func (s *Status) addFederation(there *FederationStatus) {
+	f := s.Federation
+	if f == nil || there == nil {
+		return
+	}
+	if f.Elsewhere && !there.Elsewhere {
+		f.Instance, f.Connected, f.LastCheck, f.Problem = there.Instance, there.Connected, there.LastCheck, there.Problem
+		f.Behind, f.Types, f.Link = there.Behind, there.Types, there.Link
+	}
+	for i := range f.Zones {
+		z := &f.Zones[i]
+		at := slices.IndexFunc(there.Zones, func(o ZoneState) bool { return o.Name == z.Name })
+		if z.Link == nil && at >= 0 {
+			z.Link = there.Zones[at].Link
+		}
+	}
 }

@@ -251,9 +251,14 @@ func (h statusHandler) status(ctx context.Context, others bool) Status {
 	s.Federation, s.Feed = h.federationStatus(ctx), h.feedStatus(ctx, false)
 	if h.Leases != nil {
 		h.addNodes(&s, snapshot)
-		if others {
-			h.addOthers(ctx, &s)
-		}
+	}
+	if others && (h.Leases != nil || s.Federation != nil) {
+		h.addOthers(ctx, &s)
+	}
+	if f := s.Federation; f != nil && others {
+		f.Failures = failures(&failureFacts{
+			federation: f, held: s.Leases.Held, nodes: h.Leases != nil && h.Preset == "", zones: nodesByZone(snapshot, s.Suspects),
+		})
 	}
 	return s
 }
@@ -276,6 +281,7 @@ func (h statusHandler) addOthers(ctx context.Context, s *Status) {
 			s.Agents = append(s.Agents, a)
 		}
 		s.Refused = append(s.Refused, there.Refused...)
+		s.addFederation(there.Federation)
 		s.Proxies = s.Proxies.plus(there.Proxies)
 	}
 	slices.Sort(s.SilentInstances)

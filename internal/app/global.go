@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
@@ -291,7 +292,20 @@ func (g *global) State(ctx context.Context) (*admin.FederationStatus, error) {
 			}
 		}
 	}
-	return &admin.FederationStatus{Zones: all}, err
+	if err != nil {
+		return nil, err
+	}
+	links := g.zones.Links()
+	for i := range all {
+		if l, ok := links[all[i].Name]; ok {
+			all[i].Link = syncLink(&l, meshv1alpha1.SyncToZone)
+		}
+	}
+	gateways, err := gatewayStates(ctx, g.api.client, "")
+	if err != nil {
+		g.log.Debug("gateways not read for the status", "error", err)
+	}
+	return &admin.FederationStatus{Zones: all, Gateways: gateways}, nil
 }
 
 // Confirm implements admin.Federation.

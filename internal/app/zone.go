@@ -227,6 +227,8 @@ var (
 		"Deletions by global that wait for a confirmation in this zone, by type.", []string{"type"}, nil)
 	globalRefusedDesc = prometheus.NewDesc("proxima_global_refused_objects",
 		"Objects of global that this zone refused or cannot apply yet, by type.", []string{"type"}, nil)
+	globalLagDesc = prometheus.NewDesc("proxima_global_sync_lag_seconds",
+		"Time from when this zone had a change for global until global confirmed that its store has it; not of what a connection begins with.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -234,6 +236,7 @@ func (l *zoneLink) Describe(to chan<- *prometheus.Desc) {
 	to <- globalConnectedDesc
 	to <- globalHeldDesc
 	to <- globalRefusedDesc
+	to <- globalLagDesc
 }
 
 // Collect implements prometheus.Collector. An instance that does not lead has none.
@@ -245,11 +248,12 @@ func (l *zoneLink) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v int, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
-	connected := 0
-	if link.zone.Status().Receiving {
+	connected, status := 0, link.zone.Status()
+	if status.Receiving {
 		connected = 1
 	}
 	gauge(globalConnectedDesc, connected)
+	to <- prometheus.MustNewConstHistogram(globalLagDesc, status.Link.Count, status.Link.Sum, status.Link.Buckets)
 	for _, t := range link.inlet.Status() {
 		held := 0
 		for _, h := range t.Held {

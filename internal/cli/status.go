@@ -283,6 +283,7 @@ func (o *overview) print(out io.Writer) error {
 			fmt.Fprintf(w, "traces\t%s\n", tracesText(t))
 		}
 		printFederation(w, cp.Federation)
+		printLit(w, cp.Federation)
 	}
 	// A global control plane has no nodes, and nothing that they route by.
 	if cp := o.ControlPlane; cp != nil && cp.Role != "global" {

@@ -24,6 +24,9 @@ func printFederation(w io.Writer, f *admin.FederationStatus) {
 		}
 	}
 	fmt.Fprintf(w, "zone\t%s, global %s, %s\n", f.Zone, f.Global, state)
+	if f.Link != nil && f.Link.Sent != nil {
+		fmt.Fprintf(w, "lag to global\t%s\n", lagText(f.Link.Sent))
+	}
 }
 
 // printZonesOf prints the zones of a global control plane.
@@ -33,4 +36,16 @@ func printZonesOf(w *tabwriter.Writer, f *admin.FederationStatus) {
 	}
 	fmt.Fprintln(w)
 	printZones(w, f.Zones)
+}
+
+// printLit prints the rows of the board that are so, or may be.
+func printLit(w io.Writer, f *admin.FederationStatus) {
+	if f == nil {
+		return
+	}
+	for _, row := range f.Failures {
+		if row.Lit() {
+			fmt.Fprintf(w, "board\t%s: %s; \"proxima zone board\" says what works meanwhile\n", row.Failure, row.State)
+		}
+	}
 }

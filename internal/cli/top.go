@@ -131,7 +131,7 @@ var topSpare = map[string][]string{
 	"zones":    {"REGION", "WORST", "COST", "NODES"},
 	"services": {"BEST", "ENDPOINTS", "WORST", "COST", "MODE"},
 	"nodes":    {"INSTANCE", "SINCE", "VERSION", "REJECTED"},
-	"sites":    {"VERSION", "SINCE"},
+	"sites":    {"VERSION", "SINCE", "LAG FROM", "ENABLED"},
 }
 
 // topTable is a view at a moment.

@@ -356,7 +356,7 @@ func (s *topSource) sites(ctx context.Context, q topQuery) (*topTable, error) {
 	if err := callJSON(ctx, s.cfg, http.MethodGet, admin.StatusPath, nil, &status); err != nil {
 		return nil, err
 	}
-	t := &topTable{at: time.Now(), columns: []string{"SITE", "ENABLED", "ONLINE", "SINCE", "VERSION", "HELD", "REFUSED"}}
+	t := &topTable{at: time.Now(), columns: []string{"SITE", "ENABLED", "ONLINE", "SINCE", "VERSION", "LAG TO", "LAG FROM", "HELD", "REFUSED"}}
 	f := status.Federation
 	switch {
 	case f == nil:
@@ -370,6 +370,9 @@ func (s *topSource) sites(ctx context.Context, q topQuery) (*topTable, error) {
 			state = "another instance has the connection"
 		}
 		t.head = fmt.Sprintf("site %s, global %s, %s; the other sites are at global", f.Zone, f.Global, state)
+		if f.Link != nil {
+			t.head += "; lag to global: " + lagText(f.Link.Sent)
+		}
 		return t, nil
 	}
 	all := slices.DeleteFunc(f.Zones, func(z admin.ZoneState) bool { return !contains(z.Name, q.filter) })
@@ -404,7 +407,11 @@ func (s *topSource) sites(ctx context.Context, q topQuery) (*topTable, error) {
 				held, refused = held+int64(t.Held), refused+len(t.Refused)
 			}
 		}
-		return []string{z.Name, strconv.FormatBool(z.Enabled), strconv.FormatBool(online(z)), since, orDash(version), strconv.FormatInt(held, 10), strconv.Itoa(refused)}
+		to, from := "-", "-"
+		if z.Link != nil {
+			to, from = lagCell(z.Link.Sent), lagCell(z.Link.Received)
+		}
+		return []string{z.Name, strconv.FormatBool(z.Enabled), strconv.FormatBool(online(z)), since, orDash(version), to, from, strconv.FormatInt(held, 10), strconv.Itoa(refused)}
 	})
 	return t, nil
 }

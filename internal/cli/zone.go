@@ -31,11 +31,11 @@ func newZone(s *settings) *cobra.Command {
 		Short:   "Manage the zones of a global control plane",
 		Long: `A zone is a site with a control plane of its own, connected to a global control
 plane. These commands talk to the global control plane (--role global); "zone
-confirm" talks to that of a zone, too. "zone shift" is about the topology zones
+confirm" and "zone board" talk to that of a zone, too. "zone shift" is about the topology zones
 of a site (label topology.kubernetes.io/zone), and talks to its control plane.`,
 	}
 	cmd.AddCommand(newZoneCreate(s), newZoneList(s), newZoneInspect(s), newZoneEnable(s, false), newZoneEnable(s, true),
-		newZoneDelete(s), newZoneConfirm(s), newZoneShift(s))
+		newZoneDelete(s), newZoneConfirm(s), newZoneShift(s), newZoneBoard(s))
 	return cmd
 }
 
@@ -347,6 +347,7 @@ func (s *settings) printZone(z admin.ZoneState) error {
 			orNone(sub.Client), orNone(sub.Version), sub.Protocol)
 	}
 	printTypes(w, z.Insight.Types)
+	printLink(w, z.Link)
 	return w.Flush()
 }
 

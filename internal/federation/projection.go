@@ -95,6 +95,11 @@ func (p *ProjectedSender) Next() (*discovery.DiscoveryResponse, error) {
 	return nil, nil
 }
 
+// Full reports whether something is not sent until the peer answers.
+func (p *ProjectedSender) Full() bool {
+	return slices.ContainsFunc(p.types, func(t *projected) bool { return t.unsent && t.outstanding != 0 })
+}
+
 // fold adds a response of the sender to the state.
 func (p *ProjectedSender) fold(m *Message) error {
 	var d discovery.DeltaDiscoveryResponse

@@ -169,12 +169,17 @@ func (s *Sender) answered(sub *served, r *discovery.DeltaDiscoveryRequest) error
 	return err
 }
 
+// Full reports whether nothing more is sent until the peer answers.
+func (s *Sender) Full() bool { return len(s.inFlight) >= s.config.Window }
+
 // Message is a response to send: the frame's bytes, which streams share and nothing
 // may change, followed by those of this stream. The concatenation is a
 // DeltaDiscoveryResponse.
 type Message struct {
 	Frame *delta.Frame
 	Tail  []byte
+	// Nonce of the response, which is in Tail.
+	Nonce string
 }
 
 // Parts of the encoded message.
@@ -205,7 +210,7 @@ func (s *Sender) Next() (*Message, error) {
 		if f != nil {
 			s.sequence++
 			s.inFlight = append(s.inFlight, inFlight{s.sequence, sub})
-			return &Message{Frame: f, Tail: tail(s.sequence, s.config.StoreEpoch)}, nil
+			return &Message{Frame: f, Tail: tail(s.sequence, s.config.StoreEpoch), Nonce: strconv.FormatUint(s.sequence, 10)}, nil
 		}
 	}
 	return nil, nil
@@ -256,6 +261,12 @@ func parseRefusals(r interface{ GetErrorDetail() *spb.Status }) (list []Refusal,
 	}
 	// A receiver that does not name resources.
 	return []Refusal{{Reason: detail.GetMessage()}}, 1, nil
+}
+
+// Refusals are the resources that an answer refuses, the first of them; none of an ACK. Errors: ErrProtocol.
+func Refusals(r interface{ GetErrorDetail() *spb.Status }) ([]Refusal, error) {
+	list, _, err := parseRefusals(r)
+	return list, err
 }
 
 // SenderStatus describes a stream.

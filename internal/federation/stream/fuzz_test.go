@@ -53,7 +53,7 @@ func FuzzDemultiplex(f *testing.F) {
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}
-		e := &projectedEngine{sender: federation.NewProjectedSender(federation.SenderConfig{
+		e := &projectedEngine{meter: new(link).newMeter(), sender: federation.NewProjectedSender(federation.SenderConfig{
 			Types: []federation.Type{{Name: "a", Direction: federation.GlobalToZone}},
 			Scope: func(string) *delta.Scope { return delta.NewScope(delta.Options{}) },
 		})}

@@ -71,6 +71,7 @@ type peer struct {
 	version  string
 	streams  map[*stream]struct{}
 	caller   *caller
+	link     link
 }
 
 // stream is one open stream of a zone.
@@ -79,6 +80,7 @@ type stream struct {
 	since  time.Time
 	cancel context.CancelCauseFunc
 	engine engine
+	link   *link // of the zone
 }
 
 // NewGlobal makes global's end.
@@ -130,20 +132,20 @@ func (p *peer) end(cause error) {
 
 func (g *Global) globalToZone(s grpc.ServerStream) error {
 	return g.serve(s, globalToZoneMethod, func(ctx context.Context, a Admission, st *stream) error {
-		return serveDelta(ctx, s, a.Outlet, a.Zone, g.observe(st), func() {})
+		return serveDelta(ctx, s, a.Outlet, a.Zone, st.link, g.observe(st), func() {})
 	})
 }
 
 func (g *Global) zoneToGlobal(s grpc.ServerStream) error {
-	return g.serve(s, zoneToGlobalMethod, func(ctx context.Context, a Admission, _ *stream) error {
+	return g.serve(s, zoneToGlobalMethod, func(ctx context.Context, a Admission, st *stream) error {
 		versions := len(metadata.ValueFromIncomingContext(ctx, expiredKey)) > 0
-		return followDelta(ctx, s, a.Inlet, versions, func() {})
+		return followDelta(ctx, s, a.Inlet, st.link, versions, func() {})
 	})
 }
 
 func (g *Global) multiplexed(s grpc.ServerStream) error {
 	return g.serve(s, federationv1.MultiplexedSync_Stream_FullMethodName, func(ctx context.Context, a Admission, st *stream) error {
-		return multiplex(ctx, s, a.Outlet, a.Zone, a.Inlet, g.observe(st), func() {})
+		return multiplex(ctx, s, a.Outlet, a.Zone, a.Inlet, st.link, g.observe(st), func() {})
 	})
 }
 
@@ -195,7 +197,7 @@ func (g *Global) add(zone string, st *stream) (*peer, error) {
 		return nil, status.Error(codes.Unavailable, "this control plane is shutting down")
 	}
 	p := g.peer(zone)
-	p.streams[st] = struct{}{}
+	p.streams[st], st.link = struct{}{}, &p.link
 	g.mu.Unlock()
 	g.sign(p)
 	return p, nil
@@ -279,6 +281,13 @@ func (z zoneService) HealthCheck(ctx context.Context, r *federationv1.HealthChec
 	p := z.g.peer(a.Zone)
 	p.instance, p.version = r.GetInstance(), r.GetVersion()
 	z.g.mu.Unlock()
+	if texts := metadata.ValueFromIncomingContext(ctx, lagKey); len(texts) > 0 {
+		if lag, ok := parseLag(texts[0]); ok {
+			p.link.mu.Lock()
+			p.link.peerLag = lag
+			p.link.mu.Unlock()
+		}
+	}
 	z.g.sign(p)
 	out := &federationv1.HealthCheckResponse{IntervalMilliseconds: uint32(min(CheckInterval, z.g.config.Timeout/3).Milliseconds())}
 	if z.g.config.Instances != nil {
@@ -340,6 +349,7 @@ type PeerStatus struct {
 	LastSign          time.Time
 	Instance, Version string
 	Streams           []StreamStatus
+	Link              Link
 }
 
 // StreamStatus describes an open stream.
@@ -356,7 +366,7 @@ func (g *Global) Status() []PeerStatus {
 	defer g.mu.Unlock()
 	var out []PeerStatus
 	for _, p := range g.zones {
-		s := PeerStatus{Zone: p.name, Online: p.online, LastSign: p.lastSign, Instance: p.instance, Version: p.version}
+		s := PeerStatus{Zone: p.name, Online: p.online, LastSign: p.lastSign, Instance: p.instance, Version: p.version, Link: p.link.status()}
 		for st := range p.streams {
 			one := StreamStatus{Method: st.method, Since: st.since}
 			if st.engine != nil {

@@ -76,10 +76,12 @@ type engine interface {
 	// next returns the message to send; nil: none.
 	next() (any, error)
 	status() federation.SenderStatus
+	meters() *meter
 }
 
 // deltaEngine is protocol version 2.
 type deltaEngine struct {
+	*meter
 	mu     sync.Mutex
 	sender *federation.Sender
 }
@@ -87,7 +89,12 @@ type deltaEngine struct {
 func (e *deltaEngine) step(r proto.Message) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.sender.Step(r.(*discovery.DeltaDiscoveryRequest))
+	request := r.(*discovery.DeltaDiscoveryRequest)
+	err := e.sender.Step(request)
+	if err == nil {
+		e.answered(request)
+	}
+	return err
 }
 
 func (e *deltaEngine) next() (any, error) {
@@ -95,8 +102,10 @@ func (e *deltaEngine) next() (any, error) {
 	defer e.mu.Unlock()
 	m, err := e.sender.Next()
 	if m == nil {
+		e.idle(e.sender.Full())
 		return nil, err
 	}
+	e.sent(m.Nonce, m.Frame.Type, m.Frame.Complete)
 	return m, nil
 }
 
@@ -108,6 +117,7 @@ func (e *deltaEngine) status() federation.SenderStatus {
 
 // projectedEngine is protocol version 1.
 type projectedEngine struct {
+	*meter
 	mu     sync.Mutex
 	sender *federation.ProjectedSender
 }
@@ -115,7 +125,12 @@ type projectedEngine struct {
 func (e *projectedEngine) step(r proto.Message) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.sender.Step(r.(*discovery.DiscoveryRequest))
+	request := r.(*discovery.DiscoveryRequest)
+	err := e.sender.Step(request)
+	if err == nil {
+		e.answered(request)
+	}
+	return err
 }
 
 func (e *projectedEngine) next() (any, error) {
@@ -123,8 +138,10 @@ func (e *projectedEngine) next() (any, error) {
 	defer e.mu.Unlock()
 	m, err := e.sender.Next()
 	if m == nil {
+		e.idle(e.sender.Full())
 		return nil, err
 	}
+	e.sent(m.GetNonce(), m.GetTypeUrl(), true)
 	body, err := proto.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("marshal response of %s: %w", m.GetTypeUrl(), err)
@@ -141,6 +158,7 @@ func (e *projectedEngine) status() federation.SenderStatus {
 // transmit sends what an engine has until the stream ends. read is run in a goroutine
 // of its own, and fails when the stream does; it signals asked after each request.
 func transmit(ctx context.Context, out *sender, outlet federation.Outlet, e engine, asked <-chan struct{}, failed <-chan error) error {
+	defer e.meters().end()
 	for {
 		changed := outlet.Changed()
 		m, err := e.next()
@@ -160,6 +178,7 @@ func transmit(ctx context.Context, out *sender, outlet federation.Outlet, e engi
 		}
 		select {
 		case <-changed:
+			e.meters().changed()
 		case <-asked:
 		case err := <-failed:
 			return err
@@ -180,8 +199,8 @@ func drained(failed <-chan error) error {
 }
 
 // serveDelta runs the sending end of a stream of protocol version 2.
-func serveDelta(ctx context.Context, stream rpc, outlet federation.Outlet, zone string, observe func(engine), received func()) error {
-	e := &deltaEngine{sender: federation.NewSender(outlet.Sender(zone))}
+func serveDelta(ctx context.Context, stream rpc, outlet federation.Outlet, zone string, l *link, observe func(engine), received func()) error {
+	e := &deltaEngine{meter: l.newMeter(), sender: federation.NewSender(outlet.Sender(zone))}
 	observe(e)
 	asked, failed := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
@@ -210,9 +229,12 @@ func signal(c chan<- struct{}) {
 }
 
 // followDelta runs the receiving end of a stream of protocol version 2.
-func followDelta(ctx context.Context, stream rpc, inlet federation.Inlet, versions bool, received func()) error {
+func followDelta(ctx context.Context, stream rpc, inlet federation.Inlet, l *link, versions bool, received func()) error {
 	out := &sender{rpc: stream}
-	flow, err := inlet.Open(ctx, federation.StreamOptions{Protocol: 2, Versions: versions}, func(m proto.Message) error { return out.send(m) })
+	flow, err := inlet.Open(ctx, federation.StreamOptions{Protocol: 2, Versions: versions}, func(m proto.Message) error {
+		l.answering(m)
+		return out.send(m)
+	})
 	if err != nil {
 		return reason(stream, err, func() any { return &discovery.DeltaDiscoveryResponse{} })
 	}
@@ -238,6 +260,7 @@ func followDelta(ctx context.Context, stream rpc, inlet federation.Inlet, versio
 		select {
 		case m := <-messages:
 			received()
+			l.from(m.GetControlPlane())
 			if err := flow.Receive(ctx, m); err != nil {
 				if errors.Is(err, io.EOF) { // an answer was not sent: the reader gets the reason
 					go discard(ctx, messages)
@@ -284,11 +307,12 @@ func ended(ctx context.Context) error {
 }
 
 // multiplex runs both ends of a stream of protocol version 1.
-func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone string, inlet federation.Inlet,
+func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone string, inlet federation.Inlet, l *link,
 	observe func(engine), received func(),
 ) error {
 	out := &sender{rpc: stream}
 	flow, err := inlet.Open(ctx, federation.StreamOptions{Protocol: 1}, func(m proto.Message) error {
+		l.answering(m)
 		body, err := proto.Marshal(m)
 		if err != nil {
 			return fmt.Errorf("marshal request: %w", err)
@@ -299,7 +323,7 @@ func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone s
 		return reason(stream, err, newMultiplexed)
 	}
 	defer flow.Close()
-	e := &projectedEngine{sender: federation.NewProjectedSender(outlet.Sender(zone))}
+	e := &projectedEngine{meter: l.newMeter(), sender: federation.NewProjectedSender(outlet.Sender(zone))}
 	observe(e)
 	asked, failed := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
@@ -339,6 +363,7 @@ func demultiplex(ctx context.Context, stream rpc, e engine, flow federation.Flow
 		if err := proto.Unmarshal(body.Response, &r); err != nil {
 			return fmt.Errorf("%w: response: %w", federation.ErrProtocol, err)
 		}
+		e.meters().link.from(r.GetControlPlane())
 		return flow.Receive(ctx, &r)
 	default:
 		return fmt.Errorf("%w: a message that is neither request nor response", federation.ErrProtocol)

@@ -28,6 +28,9 @@ const expiredKey = "proxima-position-expired"
 // versionKey is metadata of every stream and check: the version of the zone's program.
 const versionKey = "proxima-version"
 
+// lagKey is metadata of a check: the lag of what the zone sends, as Lag.text writes it.
+const lagKey = "proxima-lag"
+
 // VersionOf is the version that the peer of a call announces; empty: none. It is for
 // GlobalConfig.Admit.
 func VersionOf(ctx context.Context) string {
@@ -68,6 +71,8 @@ type ZoneConfig struct {
 type Zone struct {
 	config ZoneConfig
 
+	link link
+
 	mu     sync.Mutex
 	status ZoneStatus
 	engine engine
@@ -86,6 +91,8 @@ type ZoneStatus struct {
 	// Refused is why global does not admit this zone, as global says; empty: it did not say so.
 	Refused string
 	Sender  federation.SenderStatus
+	// Link is what is known of the synchronisation with global.
+	Link Link
 }
 
 // NewZone makes the zone's end.
@@ -111,6 +118,7 @@ func (z *Zone) Status() ZoneStatus {
 	if z.engine != nil {
 		s.Sender = z.engine.status()
 	}
+	s.Link = z.link.status()
 	return s
 }
 
@@ -199,7 +207,7 @@ func (z *Zone) receive(ctx context.Context, versions bool, received func()) erro
 	}
 	defer z.update(func(s *ZoneStatus) { s.Receiving = false })
 	connected := z.connected()
-	return followDelta(ctx, s, z.config.Inlet, versions, func() {
+	return followDelta(ctx, s, z.config.Inlet, &z.link, versions, func() {
 		received()
 		z.update(func(s *ZoneStatus) { s.Receiving, s.Refused = true, "" })
 		connected()
@@ -215,7 +223,7 @@ func (z *Zone) send(ctx context.Context, versions bool, received func()) error {
 		return err
 	}
 	defer z.update(func(s *ZoneStatus) { s.Sending = false })
-	return serveDelta(ctx, s, z.config.Outlet, z.config.Zone, z.observe, func() {
+	return serveDelta(ctx, s, z.config.Outlet, z.config.Zone, &z.link, z.observe, func() {
 		received()
 		z.update(func(s *ZoneStatus) { s.Sending = true })
 	})
@@ -228,7 +236,7 @@ func (z *Zone) multiplex(ctx context.Context, _ bool, received func()) error {
 	}
 	defer z.update(func(s *ZoneStatus) { s.Receiving, s.Sending = false, false })
 	connected := z.connected()
-	return multiplex(ctx, s, z.config.Outlet, z.config.Zone, z.config.Inlet, z.observe, func() {
+	return multiplex(ctx, s, z.config.Outlet, z.config.Zone, z.config.Inlet, &z.link, z.observe, func() {
 		received()
 		z.update(func(s *ZoneStatus) { s.Receiving, s.Sending, s.Refused = true, true, "" })
 		connected()
@@ -253,7 +261,7 @@ func (z *Zone) observe(e engine) {
 func (z *Zone) check(ctx context.Context) {
 	client := federationv1.NewZoneServiceClient(z.config.Conn)
 	for {
-		one, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(ctx, versionKey, z.config.Version), CheckInterval)
+		one, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(ctx, versionKey, z.config.Version, lagKey, z.link.status().Lag.text()), CheckInterval)
 		r, err := client.HealthCheck(one, &federationv1.HealthCheckRequest{Instance: z.config.Instance, Version: z.config.Version},
 			grpc.ForceCodecV2(deltastream.Codec()))
 		cancel()

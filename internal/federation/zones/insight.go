@@ -150,6 +150,17 @@ func (z *Zones) changeOnce(ctx context.Context, zone string, change func(*meshv1
 	return err
 }
 
+// Links are what this instance measures of the zones that are connected to it, by zone.
+func (z *Zones) Links() map[string]stream.Link {
+	out := map[string]stream.Link{}
+	for _, s := range z.global.Status() {
+		if s.Online && len(s.Streams) > 0 {
+			out[s.Zone] = s.Link
+		}
+	}
+	return out
+}
+
 // types describes the synchronisation in both directions.
 func (z *Zones) types(p *peer, s stream.PeerStatus) []meshv1alpha1.TypeSync {
 	out := Received(meshv1alpha1.SyncToGlobal, p.inlet.Status())

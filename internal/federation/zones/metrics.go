@@ -15,11 +15,13 @@ var (
 		"Deletions that wait for a confirmation, by type.", []string{"zone", "type"}, nil)
 	refusedDesc = prometheus.NewDesc("proxima_zone_refused_objects",
 		"Objects that the receiver refused or cannot apply yet, by type and direction.", []string{"zone", "type", "direction"}, nil)
+	lagDesc = prometheus.NewDesc("proxima_zone_sync_lag_seconds",
+		"Time from when global had a change for a zone until the zone confirmed that its store has it; not of what a connection begins with.", []string{"zone"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (z *Zones) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{onlineDesc, objectsDesc, heldDesc, refusedDesc} {
+	for _, d := range []*prometheus.Desc{onlineDesc, objectsDesc, heldDesc, refusedDesc, lagDesc} {
 		to <- d
 	}
 }
@@ -38,6 +40,7 @@ func (z *Zones) Collect(to chan<- prometheus.Metric) {
 			online = 1
 		}
 		gauge(onlineDesc, online, s.Zone)
+		to <- prometheus.MustNewConstHistogram(lagDesc, s.Link.Count, s.Link.Sum, s.Link.Buckets, s.Zone)
 		if p == nil {
 			continue
 		}
