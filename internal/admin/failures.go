@@ -194,6 +194,11 @@ func failures(f *failureFacts) []Failure {
 	return out
 }
 
+// Board is that of a site where nothing fails, for tests of what shows it.
+func Board() []Failure {
+	return failures(&failureFacts{federation: &FederationStatus{Zone: "site", Connected: true}, nodes: true})
+}
+
 func (f *failureFacts) ofZone() bool { return f.federation.Zone != "" }
 
 // apartFromGlobal decides what a site sees if it has no connection to global.

@@ -23,6 +23,8 @@ var pages = []struct{ name, hash, needs string }{
 	{"Nodes", "#/nodes", "/api/v1/nodes"},
 	{"Sites", "#/sites", ""},
 	{"Policies", "#/policies", "/apis/mesh.proxima.dev"},
+	{"Proxy", "#/policies/shop/web-1", admin.ProxyDiffPath},
+	{"Change", "#/changes/4100", admin.ChangesPath},
 	{"Registries", "#/registries", ""},
 	{"History", "#/history?namespace=shop", admin.FeedHistoryPath},
 	{"Overview", "#/", ""},

@@ -7,11 +7,13 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/test/console/fake"
 )
 
@@ -22,16 +24,29 @@ func TestScreens(t *testing.T) {
 	for _, c := range []struct {
 		name, hash, scheme, media string
 		size                      fake.Size
+		sites                     int // of a global control plane; 0: it is that of a site
 	}{
-		{"overview", "#/", "light", "", small},
-		{"overview-dark", "#/", "dark", "", small},
-		{"overview-print", "#/", "light", "print", small},
-		{"regions", "#/?fold=true", "light", "", fake.Size{Zones: 100, Regions: 8, Services: 3000, Measured: true, Priced: true}},
-		{"estimated", "#/", "light", "", fake.Size{Zones: 6, Regions: 2, Services: 40}},
-		{"service", "#/services/shop/web", "light", "", small},
+		{"overview", "#/", "light", "", small, 0},
+		{"overview-dark", "#/", "dark", "", small, 0},
+		{"overview-print", "#/", "light", "print", small, 0},
+		{"regions", "#/?fold=true", "light", "", fake.Size{Zones: 100, Regions: 8, Services: 3000, Measured: true, Priced: true}, 0},
+		{"estimated", "#/", "light", "", fake.Size{Zones: 6, Regions: 2, Services: 40}, 0},
+		{"service", "#/services/shop/web", "light", "", small, 0},
+		{"sites", "#/sites", "light", "", small, 0},
+		{"sites-dark", "#/sites", "dark", "", small, 0},
+		{"sites-global", "#/sites", "light", "", small, 3},
+		{"sites-100", "#/sites", "light", "", small, 100},
+		{"policies", "#/policies", "light", "", small, 0},
+		{"policies-dark", "#/policies", "dark", "", small, 0},
+		{"proxy", "#/policies/shop/web-1", "light", "", small, 0},
+		{"change", "#/changes/4100", "light", "", small, 0},
+		{"registries", "#/registries", "light", "", small, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, url := serve(t, c.size)
+			s, url := serve(t, c.size)
+			if c.sites > 0 {
+				s.Put(admin.StatusPath, fake.Global(c.sites, now))
+			}
 			b := openTab(t, url)
 			b.standStill()
 			b.look(c.scheme, "none")
@@ -41,7 +56,14 @@ func TestScreens(t *testing.T) {
 			b.is(settled)
 			// The port is another one each time, and other machines have other fonts.
 			b.eval(`document.documentElement.style.fontFamily = '"DejaVu Sans"'; document.querySelector('.server').textContent = 'server'; document.activeElement.blur(); 0`, nil)
-			b.is("document.querySelector('.pulse.live') && document.querySelectorAll('canvas').length > 0 && document.fonts.status == 'loaded'")
+			drawn := "document.fonts.status == 'loaded'"
+			if c.sites == 0 {
+				drawn += " && document.querySelector('.pulse.live')"
+			}
+			if c.hash == "#/" || strings.Contains(c.hash, "fold") || strings.Contains(c.hash, "services") {
+				drawn += " && document.querySelectorAll('canvas').length > 0"
+			}
+			b.is(drawn)
 			if c.media != "" {
 				b.do(emulation.SetEmulatedMedia().WithMedia(c.media))
 			}

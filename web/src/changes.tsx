@@ -1,6 +1,7 @@
 // Changes of objects, as the change feed has them.
 
 import { clock } from "./format.ts";
+import { href } from "./view.tsx";
 import { Table } from "./table.tsx";
 import type { Change, History } from "./types.ts";
 
@@ -17,6 +18,7 @@ export function Changes({ h, objects }: { h: History; objects?: boolean }) {
     {changes.length === 0 ? <p class="empty">No change since {clock(h.begins)}, when the feed begins.</p>
       : <Table label="Changes, the newest first" rows={[...changes].sort((a, b) => b.position - a.position)} id={(c) => String(c.position) + c.name} file="changes" columns={[
         { name: "time", cell: (c) => <span class="tight">{clock(c.time)}</span>, text: (c) => c.time }, { name: "what", cell: (c) => c.operation },
+        { name: "revision", number: true, cell: (c) => c.resourceVersion ? c.resourceVersion : <a href={href(["changes", String(c.position)])} title="how far it got">{c.position}</a>, text: (c) => c.position },
         ...(objects ? [{ name: "object", cell: (c: Change) => c.kind + " " + (c.namespace ? c.namespace + "/" : "") + c.name }] : []),
         { name: "who", cell: who }, { name: "fields", wide: true, cell: fieldsOf },
       ]} />}

@@ -48,6 +48,9 @@ export function span(seconds: number): string {
   return Math.floor(s / 86400) + thin + "d";
 }
 
+// brief time in seconds, which may be far below one.
+export const brief = (s: number | undefined) => s === undefined ? "–" : s < 1 ? num(1000 * s) + thin + "ms" : s < 60 ? num(s) + thin + "s" : span(s);
+
 export function clock(text: string | number | undefined): string {
   if (text === undefined) return "–";
   const t = new Date(text);

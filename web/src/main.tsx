@@ -7,9 +7,10 @@ import { age, span } from "./format.ts";
 import { HistoryPage } from "./history.tsx";
 import { Nodes } from "./nodes.tsx";
 import { Overview } from "./overview.tsx";
-import { Policies } from "./policies.tsx";
+import { Policies, Proxy } from "./policies.tsx";
 import { Problems } from "./problems.tsx";
 import { Registries } from "./registries.tsx";
+import { Rollout } from "./rollout.tsx";
 import { Service } from "./service.tsx";
 import { Services } from "./services.tsx";
 import { Sites } from "./sites.tsx";
@@ -20,9 +21,9 @@ import type { Status } from "./types.ts";
 import { ErrorNote, useLoad, usePlace, useStream, type Place } from "./view.tsx";
 
 interface Context { stream: Stream; status?: Status; write: boolean; place: Place }
-interface Page { path: string; name: string; there: (s: Status | undefined) => boolean; show: (c: Context) => preact.ComponentChild }
+interface Page { path: string; name: string; aside?: boolean; there: (s: Status | undefined) => boolean; show: (c: Context) => preact.ComponentChild }
 
-// A page without its source is not in the menu.
+// A page without its source is not in the menu, nor is one that others lead to.
 const hasSums = (s?: Status) => s?.role !== "global";
 const hasAgents = (s?: Status) => s !== undefined && s.role !== "global" && s.preset !== "planner-only";
 const pages: Page[] = [
@@ -34,8 +35,9 @@ const pages: Page[] = [
   { path: "problems", name: "Problems", there: hasSums, show: (c) => <Problems stream={c.stream} /> },
   { path: "nodes", name: "Nodes", there: hasAgents, show: (c) => <Nodes write={c.write} /> },
   { path: "sites", name: "Sites", there: (s) => s?.federation !== undefined, show: (c) => <Sites write={c.write} /> },
-  { path: "policies", name: "Policies", there: (s) => s !== undefined && s.preset !== "planner-only", show: () => <Policies /> },
+  { path: "policies", name: "Policies", there: (s) => s !== undefined && s.preset !== "planner-only", show: (c) => c.place.path.length >= 3 ? <Proxy key={c.place.path.join("/")} namespace={c.place.path[1]!} name={c.place.path[2]!} /> : <Policies /> },
   { path: "registries", name: "Registries", there: (s) => (s?.registries?.length ?? 0) > 0, show: () => <Registries /> },
+  { path: "changes", name: "Changes", aside: true, there: (s) => hasAgents(s) && !s!.preset, show: (c) => <Rollout key={c.place.path[1]} revision={c.place.path[1] ?? ""} newest={c.status?.store?.revision} /> },
   { path: "history", name: "History", there: (s) => s?.feed !== undefined, show: () => <HistoryPage /> },
 ];
 
@@ -113,7 +115,7 @@ function Frame({ session, leave }: { session: Session; leave: () => void }) {
       <span class="right">{session.loopback ? <>{session.until && <span class="dim">ends in {span((new Date(session.until).getTime() - Date.now()) / 1000)}</span>}<button type="button" onClick={another}>new tab</button></> : <button type="button" onClick={leave}>forget the token</button>}</span>
     </header>
     <div class="body">
-      <nav aria-label="Pages"><ul>{there.map((p) => <li key={p.path}><a href={"#/" + p.path} aria-current={p === page ? "page" : undefined}>{p.name}</a></li>)}</ul></nav>
+      <nav aria-label="Pages"><ul>{there.filter((p) => !p.aside).map((p) => <li key={p.path}><a href={"#/" + p.path} aria-current={p === page ? "page" : undefined}>{p.name}</a></li>)}</ul></nav>
       <main id="content" ref={main} tabIndex={-1}>
         {!known ? <p class="loading" role="status">Loading …</p>
           : page ? page.show({ stream, status: status.data, write: session.write, place })

@@ -9,7 +9,7 @@ import { Flows, ordered } from "./map.tsx";
 import type { Stream } from "./stream.ts";
 import { Table } from "./table.tsx";
 import type { Detail, Explained, History, KubeObject, List, Metrics, PlanReport, Series, Simulation, Status, Zone } from "./types.ts";
-import { adjust, Copy, Empty, Fact, Head, Kinds, Panel, usePlace, usePolite, useLoad, useStream, View } from "./view.tsx";
+import { adjust, Copy, Empty, Fact, Head, href, Kinds, Panel, usePlace, usePolite, useLoad, useStream, View } from "./view.tsx";
 import { SetMode } from "./write.tsx";
 
 export function Service({ namespace, name, stream, status, write }: { namespace: string; name: string; stream: Stream; status?: Status; write: boolean }) {
@@ -64,7 +64,7 @@ function Body({ d, stream, status, write, changed }: { d: Detail; stream: Stream
     <div class="panels">
       {d.endpoints > 0 && <Why namespace={d.namespace} name={d.name} zones={zones} />}
       {status?.feed && <PlanHistory namespace={d.namespace} name={d.name} />}
-      <Object_ namespace={d.namespace} name={d.name} write={write} changed={changed} />
+      <Object_ namespace={d.namespace} name={d.name} agents={status !== undefined && !status.preset} write={write} changed={changed} />
     </div>
   </>;
 }
@@ -177,14 +177,14 @@ function PlanHistory({ namespace, name }: { namespace: string; name: string }) {
   </Panel>;
 }
 
-function Object_({ namespace, name, write, changed }: { namespace: string; name: string; write: boolean; changed: () => void }) {
+function Object_({ namespace, name, agents, write, changed }: { namespace: string; name: string; agents: boolean; write: boolean; changed: () => void }) {
   const load = useLoad<KubeObject>(`/api/v1/namespaces/${encodeURIComponent(namespace)}/services/${encodeURIComponent(name)}`);
   const [later, set] = useState(false);
   useEffect(() => { if (later) { load.reload(); changed(); set(false); } }, [later]);
   return <>
     {write && load.data && <SetMode service={load.data} done={() => set(true)} />}
     <Panel title="The object" aside={<Copy text={`proxima get service ${name} -n ${namespace} -o yaml`} />}>
-      <View of={load}>{(o) => <><p class="dim">created {clock(o.metadata.creationTimestamp)}</p><details><summary>YAML</summary><pre tabIndex={0}>{yamlOf(o)}</pre></details></>}</View>
+      <View of={load}>{(o) => <><p class="dim">created {clock(o.metadata.creationTimestamp)}{agents && o.metadata.resourceVersion && <>, last changed at revision <a href={href(["changes", o.metadata.resourceVersion])}>{o.metadata.resourceVersion}: did it reach every node?</a></>}</p><details><summary>YAML</summary><pre tabIndex={0}>{yamlOf(o)}</pre></details></>}</View>
     </Panel>
   </>;
 }

@@ -72,10 +72,14 @@ export interface TypeSync {
   refused?: { name: string; reason: string; waiting?: boolean }[];
 }
 
+export interface SyncLag { samples: number; p50Seconds: number; p99Seconds: number; waitingSeconds?: number }
+export interface SyncLink { epoch?: string; sent?: SyncLag; received?: SyncLag; lastRefused?: { type: string; direction: string; resource?: string; reason: string; at: string }[] }
+export interface FailureRow { name: string; failure: string; state: "yes" | "no" | "perhaps" | "unknown"; why: string; where?: string[]; count?: number; works: string; fails: string; look?: string }
+
 export interface Federation {
   zone?: string; global?: string; instance?: string; connected?: boolean; lastCheck?: string; problem?: string; certificateNotAfter?: string;
-  behind?: number; types?: TypeSync[];
-  zones?: { name: string; enabled: boolean; refused?: string; insight?: { online?: boolean; subscriptions?: { version?: string; instance?: string; connectTime: string; disconnectTime?: string }[]; types?: TypeSync[] } }[];
+  behind?: number; types?: TypeSync[]; elsewhere?: boolean; link?: SyncLink; failures?: FailureRow[];
+  zones?: { name: string; enabled: boolean; refused?: string; link?: SyncLink; insight?: { online?: boolean; subscriptions?: { version?: string; instance?: string; connectTime: string; disconnectTime?: string }[]; types?: TypeSync[] } }[];
 }
 
 export interface Metrics { inZone: number; cost: number; worst: number }
@@ -113,7 +117,7 @@ export interface Simulation {
 }
 
 export interface Change {
-  position: number; time: string; operation: string; group?: string; resource: string; kind: string; namespace?: string; name: string;
+  position: number; resourceVersion?: string; time: string; operation: string; group?: string; resource: string; kind: string; namespace?: string; name: string;
   user?: string; manager?: string; registry?: { protocol: string; by?: string; instance?: string };
   fields?: { path: string; from?: unknown; to?: unknown; hidden?: boolean }[]; problem?: string;
 }
@@ -132,3 +136,11 @@ export interface KubeObject {
 export interface List { items: KubeObject[]; metadata?: { continue?: string; remainingItemCount?: number } }
 
 export interface Problems { problems: Problem[]; partial?: string }
+
+export interface AgentRollout { node: string; instance?: string; since: string; sent: boolean; behind: number; rejected?: string }
+export interface Rollout {
+  revision: number; newest: number; committed: boolean; viewed: boolean; agents: number; sent: number; confirmed: number;
+  slowest?: AgentRollout[]; rejecting?: AgentRollout[]; silentInstances?: string[];
+}
+
+export interface ProxyDifference { dataplane: string; resources: { type: string; name: string; sent?: string; held?: string; state: string; reason?: string }[] | null }

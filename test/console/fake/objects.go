@@ -6,6 +6,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/registry"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 )
@@ -27,12 +28,118 @@ func Status(w *World, s admin.Status) map[string]any {
 	s.Federation = &admin.FederationStatus{Zone: "east", Global: "192.0.2.1:6445", Connected: true, LastCheck: w.Now.Add(-3 * time.Second), Types: []mesh.TypeSync{
 		{Type: "Mesh", Direction: "GlobalToZone", Objects: 1},
 		{Type: "ServiceExport", Direction: "ZoneToGlobal", Objects: 40, Held: 25, HeldNames: []string{"shop/web", "shop/cart"}, HeldToken: "7f3a"},
-	}}
+		{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}},
+	}, Link: &admin.SyncLink{
+		Epoch: "global-7c31", Sent: &admin.SyncLag{Samples: 412, P50Seconds: 0.0061, P99Seconds: 0.084},
+		LastRefused: []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: w.Now.Add(-7 * time.Minute)}},
+	}, Failures: Board(map[string][]string{"NodeLost": {"zone-b-1"}}, "its lease has ended, or it answers no probe of two other nodes")}
 	s.Store.Name, s.Store.Revision = "sqlite", 4120
 	out := map[string]any{}
 	reencode(s, &out)
 	out["feed"] = map[string]any{"begins": w.Now.Add(-48 * time.Hour)}
 	return out
+}
+
+// Board of failures, in the control plane's words; lit names what is so, and where, for a reason.
+func Board(lit map[string][]string, why string) []admin.Failure {
+	rows := admin.Board()
+	for i := range rows {
+		if where, ok := lit[rows[i].Name]; ok {
+			rows[i].State, rows[i].Why, rows[i].Where, rows[i].Count = admin.FailurePresent, why, where, len(where)
+		}
+	}
+	return rows
+}
+
+// Global is the status of a global control plane with so many sites, two of which have trouble.
+func Global(sites int, now time.Time) map[string]any {
+	s := admin.Status{Role: "global", Agents: []admin.AgentStatus{}, Federation: &admin.FederationStatus{}}
+	s.Store.Name, s.Store.Epoch = "postgres", "global-7c31"
+	for i := range sites {
+		z := admin.ZoneState{Name: fmt.Sprintf("site-%03d", i), Enabled: true, Insight: &mesh.ZoneInsightStatus{
+			Online: true, Subscriptions: []mesh.Subscription{{ID: "1", Version: "v0.1.0", ConnectTime: metav1.NewMicroTime(now.Add(-time.Duration(i+1) * time.Hour))}},
+		}, Link: &admin.SyncLink{
+			Epoch: fmt.Sprintf("site-%04x", 40961+i), Sent: &admin.SyncLag{Samples: 300, P50Seconds: 0.004 + 0.0001*float64(i), P99Seconds: 0.05 + 0.001*float64(i)},
+			Received: &admin.SyncLag{Samples: 90, P50Seconds: 0.006, P99Seconds: 0.07},
+		}}
+		switch i {
+		case 1:
+			z.Insight.Types = []mesh.TypeSync{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}}}
+			z.Link.LastRefused = []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: now.Add(-7 * time.Minute)}}
+		case 2:
+			z.Insight.Online, z.Link = false, nil
+		}
+		s.Federation.Zones = append(s.Federation.Zones, z)
+	}
+	if sites > 2 {
+		s.Federation.Failures = Board(map[string][]string{"ZoneOffline": {"site-002"}, "LinkCut": {"site-002"}}, "no sign of life; from here, a control plane that is offline and a cut link look the same")
+		for i := range s.Federation.Failures {
+			if f := &s.Federation.Failures[i]; f.State == admin.FailurePresent {
+				f.State = admin.FailurePossible
+			}
+		}
+	}
+	out := map[string]any{}
+	reencode(s, &out)
+	return out
+}
+
+// rollout of a change that two agents have not confirmed.
+func rollout(w *World) admin.Rollout {
+	r := admin.Rollout{Revision: 4100, Newest: 4120, Committed: true, Viewed: true}
+	for _, z := range w.Zones.Zones {
+		r.Agents += min(z.Nodes, 4)
+	}
+	r.Sent, r.Confirmed = r.Agents-1, r.Agents-2
+	r.Slowest = []admin.AgentRollout{
+		{Node: "zone-a-3", Since: w.Now.Add(-4 * time.Minute), Sent: true, Behind: 12, Rejected: "services: unknown field"},
+		{Node: "zone-b-1", Since: w.Now.Add(-6 * time.Minute), Behind: 3},
+	}
+	r.Rejecting = r.Slowest[:1]
+	return r
+}
+
+// insights of proxies, one of which refuses a resource.
+func insights(w *World) object {
+	var items []object
+	for i := range 5 {
+		status := object{"online": i != 3, "versions": object{"proxy": "envoy", "version": "1.40.0"}, "subscriptions": []object{{
+			"id": "1", "connectTime": w.Now.Add(-time.Duration(i+1) * time.Hour), "resources": []object{{"type": "Cluster", "sent": 41, "acknowledged": 41 - i%2, "rejected": i % 2}, {"type": "Listener", "sent": 9, "acknowledged": 9}},
+		}}}
+		if i == 3 {
+			status["subscriptions"].([]object)[0]["disconnectTime"] = w.Now.Add(-9 * time.Minute)
+		}
+		if i == 1 {
+			status["rejected"] = []object{{"type": "Cluster", "name": "shop/api:80", "policy": "WorkloadPolicy shop/limits", "error": "unknown field"}}
+		}
+		items = append(items, object{"metadata": object{"name": fmt.Sprintf("web-%d", i), "namespace": "shop"}, "status": status})
+	}
+	return object{"items": items}
+}
+
+// registered are instances of clients of Nacos.
+func registered(w *World) object {
+	var items []object
+	for i, name := range []string{"billing", "legacy-mail", "stock"} {
+		items = append(items, object{
+			"metadata": object{"name": fmt.Sprintf("%s-%d", name, i), "namespace": "shop", "creationTimestamp": w.Now.Add(-time.Duration(i+2) * time.Hour), "labels": object{registry.LabelProtocol: "nacos", registry.LabelService: name}, "annotations": object{registry.AnnotationRegisteredBy: "nacos-" + name}},
+			"spec":     object{"addresses": []string{fmt.Sprintf("10.1.0.%d", i+4)}, "ports": []object{{"port": 8080}}},
+		})
+	}
+	return object{"items": items}
+}
+
+// difference between what a proxy was sent and what it holds.
+func difference() admin.ProxyDifference {
+	d := admin.ProxyDifference{Dataplane: "shop/web-1", Resources: []admin.ProxyComparison{
+		{Type: "Cluster", Name: "shop/api:80", Sent: "9f31aa02c4d18e7b", Held: "17c0de5512ab9f04", State: admin.ProxyRejected, Reason: "unknown field"},
+		{Type: "ClusterLoadAssignment", Name: "shop/cart:80", Sent: "5b1e77d2", Held: "03aa9d1c", State: admin.ProxyPending},
+	}}
+	for i := range 12 {
+		v := fmt.Sprintf("%08x", 2654435761*uint32(i+1))
+		d.Resources = append(d.Resources, admin.ProxyComparison{Type: "Cluster", Name: fmt.Sprintf("shop/other-%d:80", i), Sent: v, Held: v, State: admin.ProxySame})
+	}
+	return d
 }
 
 // Problems of several kinds.
@@ -64,12 +171,16 @@ func Objects(w *World) map[string]any {
 		"/api/v1/nodes": object{"items": nodes},
 		"/apis/mesh.proxima.dev/v1alpha1/backendpolicies":    object{"items": []object{}},
 		"/apis/mesh.proxima.dev/v1alpha1/proxypatches":       object{"items": []object{}},
-		"/apis/mesh.proxima.dev/v1alpha1/trafficpermissions": object{"items": []object{policy(w, "allow-web", "True", "")}},
-		"/apis/mesh.proxima.dev/v1alpha1/workloadpolicies":   object{"items": []object{policy(w, "timeouts", "True", ""), policy(w, "limits", "False", "2 of 14 proxies refused it: unknown field")}},
+		"/apis/mesh.proxima.dev/v1alpha1/trafficpermissions": object{"items": []object{policy(w, "allow-web", "True", "acknowledged by 14 of 14 workloads")}},
+		"/apis/mesh.proxima.dev/v1alpha1/workloadpolicies":   object{"items": []object{overridden(policy(w, "timeouts", "True", "acknowledged by 14 of 14 workloads")), policy(w, "limits", "False", "acknowledged by 12 of 14 workloads; behind: shop/web-1: it refuses Cluster shop/api:80: unknown field")}},
 		admin.FeedHistoryPath: object{"begins": w.Now.Add(-48 * time.Hour), "changes": []object{
 			change(w, 4100, "shop", "web", "alice", object{"path": "spec.ports[0].port", "from": 80, "to": 8080}),
 			change(w, 4090, "shop", "cart", "system:controller", object{"path": "status.conditions[Plan].reason", "from": "Pending", "to": "Planned"}),
+			at(change(w, 4080, "shop", "order", "bob", object{"path": "spec.selector.app", "from": "order", "to": "orders"}), time.Date(w.Now.Year(), w.Now.Month(), w.Now.Day(), 3, 12, 9, 0, time.UTC)),
 		}},
+		admin.ChangesPath + "4100": rollout(w), admin.ChangesPath + "4120": rollout(w), admin.ChangesPath + "4000": rollout(w), admin.ProxyDiffPath: difference(),
+		"/apis/mesh.proxima.dev/v1alpha1/dataplaneinsights": insights(w),
+		"/apis/mesh.proxima.dev/v1alpha1/dataplanes":        registered(w),
 		admin.ShiftPath: object{"zone": "zone-a", "endpoints": 12, "services": []object{{"name": "shop/web", "out": 3, "left": 7}}, "plans": object{"services": []object{}}},
 	}
 	for _, l := range w.Services[:min(40, len(w.Services))] {
@@ -93,6 +204,17 @@ func policy(w *World, name, programmed, why string) object {
 		"spec":     object{"selector": object{"matchLabels": object{"app": "web"}}},
 		"status":   object{"targets": 14, "conditions": []object{{"type": "Accepted", "status": "True"}, {"type": "Programmed", "status": programmed, "message": why}}},
 	}
+}
+
+func at(o object, when time.Time) object {
+	o["time"] = when
+	return o
+}
+
+func overridden(o object) object {
+	status := o["status"].(object)
+	status["conditions"] = append(status["conditions"].([]object), object{"type": "Overridden", "status": "True", "message": "spec.timeout.request by WorkloadPolicy shop/limits"})
+	return o
 }
 
 func change(w *World, position int, namespace, name, user string, field object) object {

@@ -176,6 +176,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.stream(w, r)
 	case r.Method != http.MethodGet:
 		s.write(w, r)
+	case ok && r.URL.Path == admin.FeedHistoryPath:
+		answer(w, since(value, r.URL.Query().Get("since")))
 	case ok:
 		answer(w, value)
 	case r.URL.Path == admin.SummaryZonesPath:
@@ -260,6 +262,27 @@ func (s *Server) series(w http.ResponseWriter, r *http.Request, world *World) {
 		}
 	}
 	answer(w, out)
+}
+
+// since leaves out changes before a time, as RFC 3339 or as an age at the time of the newest change and a quarter of an hour.
+func since(history any, text string) any {
+	all, _ := history.(map[string]any)
+	changes, ok := all["changes"].([]object)
+	if !ok || text == "" {
+		return history
+	}
+	from, err := time.Parse(time.RFC3339, text)
+	if age, wrong := time.ParseDuration(text); wrong == nil {
+		newest, _ := changes[0]["time"].(time.Time)
+		from, err = newest.Add(15*time.Minute-age), nil
+	}
+	if err != nil {
+		return history
+	}
+	out := map[string]any{}
+	reencode(all, &out)
+	out["changes"] = slices.DeleteFunc(slices.Clone(changes), func(c object) bool { at, _ := c["time"].(time.Time); return at.Before(from) })
+	return out
 }
 
 // write tries a write, or does it.
