@@ -194,9 +194,10 @@ func failures(f *failureFacts) []Failure {
 	return out
 }
 
-// Board is that of a site where nothing fails, for tests of what shows it.
-func Board() []Failure {
-	return failures(&failureFacts{federation: &FederationStatus{Zone: "site", Connected: true}, nodes: true})
+// Board is what a control plane that is so says of the failures; a site has nodes, none of which is lost. It is for tests of what shows
+// it: a Status has the board of its control plane.
+func Board(f *FederationStatus) []Failure {
+	return failures(&failureFacts{federation: f, nodes: f.Zone != ""})
 }
 
 func (f *failureFacts) ofZone() bool { return f.federation.Zone != "" }

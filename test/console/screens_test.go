@@ -50,7 +50,11 @@ func TestScreens(t *testing.T) {
 			b := openTab(t, url)
 			b.standStill()
 			b.look(c.scheme, "none")
-			b.do(chromedp.EmulateViewport(1000, 720))
+			height := int64(720)
+			if strings.HasPrefix(c.hash, "#/sites") || strings.HasPrefix(c.hash, "#/policies") {
+				height = 1500 // the whole page
+			}
+			b.do(chromedp.EmulateViewport(1000, height))
 			b.enter()
 			b.at(c.hash)
 			b.is(settled)

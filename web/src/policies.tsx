@@ -13,7 +13,7 @@ interface Row { kind: string; o: KubeObject }
 
 function targetOf(o: KubeObject) {
   const s = (o.spec ?? {}) as { targetRefs?: { kind: string; name: string; namespace?: string }[]; selector?: { matchLabels?: Record<string, string> }; target?: unknown };
-  if (s.targetRefs?.length) return s.targetRefs.map((t) => `${t.kind} ${t.namespace ? t.namespace + "/" : ""}${t.name}`).join(", ");
+  if (s.targetRefs?.length) return s.targetRefs.slice(0, 2).map((t) => `${t.kind} ${t.namespace ? t.namespace + "/" : ""}${t.name}`).join(", ") + (s.targetRefs.length > 2 ? ` and ${s.targetRefs.length - 2} more` : "");
   if (s.selector) return Object.entries(s.selector.matchLabels ?? {}).map(([k, v]) => `${k}=${v}`).join(",") || "an expression of labels";
   return "its whole namespace";
 }
@@ -30,6 +30,13 @@ function levelOf(o: KubeObject): [number, string] {
 const conditionsOf = (o: KubeObject) => o.status?.conditions ?? [];
 const bad = (c: Condition) => (c.type === "Overridden" || c.type === "PartiallyEnforced") ? c.status === "True" : c.status === "False";
 
+// stateOf a policy: what keeps it from being in effect, or who has acknowledged it. The rest of a message is below the table.
+function stateOf(o: KubeObject) {
+  const all = conditionsOf(o), failed = all.filter((c) => bad(c) && c.type !== "Overridden"), programmed = all.find((c) => c.type === "Programmed");
+  const others = failed.filter((c) => c !== programmed).map((c) => c.type + (c.status === "True" ? "" : ": no")), brief = programmed?.message?.split(";")[0];
+  return { bad: failed.length > 0, text: [...others, brief || (programmed && bad(programmed) ? "Programmed: no" : "")].filter(Boolean).join(", ") || (all.length ? "in effect" : "not looked at") };
+}
+
 export function Policies() {
   const loads = kinds.map(([r]) => useLoad<List>(`/apis/mesh.proxima.dev/v1alpha1/${r}?limit=1000`, 15)) as Loaded<List>[];
   const rows: Row[] = loads.flatMap((l, i) => (l.data?.items ?? []).map((o) => ({ kind: kinds[i]![1], o })));
@@ -42,14 +49,13 @@ export function Policies() {
     {errors.map((e) => <div key={e.kind}><p class="note partial">This is a part: {e.kind} are not shown.</p><ErrorNote error={e.error} /></div>)}
     {waiting ? <p class="loading" role="status">Loading …</p> : rows.length === 0 && errors.length < kinds.length ? <Empty command="proxima apply -f policy.yaml">There are no policies: proxima docs concepts/policies.</Empty> : rows.length > 0 && <>
       <Table label="Policies" rows={rows} id={(r) => r.kind + nameOf(r)} file="policies" columns={[
-        { name: "policy", cell: nameOf }, { name: "kind", cell: (r) => r.kind }, { name: "for", wide: true, cell: (r) => targetOf(r.o) },
+        { name: "policy", cell: nameOf }, { name: "kind", cell: (r) => r.kind }, { name: "for", cell: (r) => targetOf(r.o) },
         { name: "targets", number: true, cell: (r) => { const s = r.o.status as { targets?: number; services?: number } | undefined; const n = s?.targets ?? s?.services; return n === undefined ? "–" : group(n); } },
-        { name: "order", cell: (r) => levelOf(r.o).join(" "), title: "of two that set the same field, the one of a higher order wins; then the consumer's, the zone's own, the older one" },
+        { name: "order", cell: (r) => levelOf(r.o).join(" ") },
+        { name: "programmed", cell: (r) => { const t = stateOf(r.o); return t.bad ? <span class="bad">{t.text}</span> : t.text; }, text: (r) => stateOf(r.o).text },
         { name: "overridden by", wide: true, cell: (r) => conditionsOf(r.o).find((c) => c.type === "Overridden" && c.status === "True")?.message ?? "–" },
-        { name: "programmed", wide: true, cell: (r) => { const c = conditionsOf(r.o).find((x) => x.type === "Programmed"); return c ? <span class={bad(c) ? "bad" : undefined}>{c.message || c.status}</span> : "–"; }, text: (r) => conditionsOf(r.o).find((x) => x.type === "Programmed")?.message },
-        { name: "state", cell: (r) => { const c = conditionsOf(r.o).filter(bad); return c.length ? <span class="bad">{c.map((x) => x.type + (x.status === "True" ? "" : ": no")).join(", ")}</span> : conditionsOf(r.o).length ? "in effect" : "not looked at"; } },
-        { name: "age", number: true, cell: (r) => age(r.o.metadata.creationTimestamp) },
       ]} />
+      <p class="dim">Of two policies that set the same field, the one of a higher order wins; then the consumer’s, the zone’s own, the older one: proxima docs concepts/policies.</p>
       {troubled.map((r) => <Panel wide key={r.kind + nameOf(r)} title={`${r.kind} ${nameOf(r)}`} aside={<Copy text={`proxima describe ${r.kind.toLowerCase()} ${r.o.metadata.name} -n ${r.o.metadata.namespace}`} />}>
         <table class="plain"><thead><tr><th scope="col">condition</th><th scope="col">status</th><th scope="col">why</th></tr></thead>
           <tbody>{conditionsOf(r.o).map((c) => <tr key={c.type}><th scope="row">{c.type}</th><td><span class={bad(c) ? "bad" : undefined}>{c.status}</span></td><td class="text">{c.message || c.reason}</td></tr>)}</tbody></table>

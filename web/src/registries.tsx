@@ -11,7 +11,7 @@ export function Registries() {
   return <><Head title="Registries" command="proxima status" />
     <View of={load}>{(s) => !s.registries?.length ? <Empty>This instance serves no registry: proxima docs how-to/registries.</Empty> : <>
       <Table label="Registries" rows={s.registries} id={(r) => r.protocol} columns={[
-        { name: "protocol", cell: (r) => <button type="button" onClick={() => adjust({ protocol: r.protocol })} title="list who has registered by it">{r.protocol}</button>, text: (r) => r.protocol }, { name: "address", cell: (r) => r.address ?? "–" },
+        { name: "protocol", cell: (r) => s.registries!.length === 1 ? r.protocol : <button type="button" onClick={() => adjust({ protocol: r.protocol })} title="list who has registered by it">{r.protocol}</button>, text: (r) => r.protocol }, { name: "address", cell: (r) => r.address ?? "–" },
         { name: "clients", number: true, cell: (r) => r.limit ? `${group(r.clients)} of ${group(r.limit)}` : group(r.clients) }, { name: "sessions", number: true, cell: (r) => group(r.sessions) },
         { name: "instances", number: true, cell: (r) => group(r.instances) }, { name: "requests", number: true, cell: (r) => num(r.requests) },
         { name: "failed", number: true, cell: (r) => r.failed ? <span class="bad">{num(r.failed)}</span> : "0" }, { name: "pushes", number: true, cell: (r) => num(r.pushes) },

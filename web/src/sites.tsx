@@ -1,5 +1,6 @@
 // Sites: the connections between control planes, and what they hold back or refuse.
 
+import { useState } from "preact/hooks";
 import { age, brief, clock, num, plural } from "./format.ts";
 import { Table } from "./table.tsx";
 import type { FailureRow, Federation, Status, SyncLag, SyncLink, TypeSync } from "./types.ts";
@@ -10,8 +11,7 @@ export function Sites({ write }: { write: boolean }) {
   const load = useLoad<Status>("/proxima/v1/status", 5);
   return <><Head title="Sites" command="proxima status" />
     <View of={load}>{(s) => !s.federation ? <Empty>This control plane stands alone: proxima docs how-to/zones.</Empty>
-      : <>{s.federation.zone ? <OfZone f={s.federation} own={s.store.epoch} write={write} done={load.reload} /> : <OfGlobal f={s.federation} own={s.store.epoch} write={write} done={load.reload} />}
-        <Board rows={s.federation.failures ?? []} /></>}</View>
+      : s.federation.zone ? <OfZone f={s.federation} own={s.store.epoch} write={write} done={load.reload} /> : <OfGlobal f={s.federation} own={s.store.epoch} write={write} done={load.reload} />}</View>
   </>;
 }
 
@@ -32,6 +32,7 @@ function OfZone({ f, own, write, done }: { f: Federation; own: string; write: bo
     </dl>
     {f.problem && <p class="note error">{f.problem}</p>}
     {!f.connected && <p class="note">Without global, this site goes on by itself: its own Services, plans and policies work, and names of other sites keep the endpoints that were known. What changes elsewhere comes when the connection is back.</p>}
+    <Board rows={f.failures ?? []} />
     <Types zone={f.zone!} types={f.types ?? []} link={f.link} write={write} done={done} />
   </>;
 }
@@ -44,33 +45,43 @@ function OfGlobal({ f, own, write, done }: { f: Federation; own: string; write: 
   return <>
     <p class="dim">{plural(zones.length, "site")}, {num(zones.filter((z) => z.insight?.online).length)} online; the epoch of global is {own || "not known"}. Lags are p50 / p99 of the last 10 to 20 minutes.</p>
     <Table label="Sites" file="sites" rows={[...zones].sort((a, b) => Number(!!trouble(b)) - Number(!!trouble(a)) || (a.name < b.name ? -1 : 1))} id={(z) => z.name} columns={[
-      { name: "site", cell: (z) => z.name }, { name: "state", cell: (z) => z.insight?.online ? "online" : <span class="bad">offline</span> },
-      { name: "version", cell: (z) => z.insight?.subscriptions?.at(-1)?.version ?? "–" }, { name: "since", number: true, cell: (z) => age(z.insight?.subscriptions?.at(-1)?.connectTime) },
+      { name: "site", cell: (z) => z.name }, { name: "state", cell: (z) => z.insight?.online ? "online" : <span class="bad">{z.enabled ? "offline" : "disabled"}</span>, text: (z) => z.insight?.online ? "online" : z.enabled ? "offline" : "disabled" },
+      { name: "trouble", wide: true, cell: (z) => trouble(z) || <span class="dim">none</span>, text: trouble },
       { name: "lag to it", number: true, title: lagTitle, cell: (z) => lag(z.link?.sent) }, { name: "lag from it", number: true, title: lagTitle + ", as the site measures it", cell: (z) => lag(z.link?.received) },
-      { name: "epoch", cell: (z) => shortEpoch(z.link?.epoch), text: (z) => z.link?.epoch },
       { name: "last NACK", number: true, cell: (z) => { const r = last(z.link); return r ? <span title={r.type}>{age(r.at)} ago</span> : "–"; }, text: (z) => last(z.link)?.at },
-      { name: "trouble", wide: true, cell: (z) => trouble(z) || <span class="dim">none</span> }, { name: "more", cell: (z) => <Copy text={`proxima zone inspect ${z.name}`} /> },
+      { name: "epoch", cell: (z) => shortEpoch(z.link?.epoch), text: (z) => z.link?.epoch },
+      { name: "version", cell: (z) => z.insight?.subscriptions?.at(-1)?.version ?? "–" }, { name: "since", number: true, cell: (z) => age(z.insight?.subscriptions?.at(-1)?.connectTime) },
     ]} />
-    {zones.filter((z) => z.link?.lastRefused?.length || z.insight?.types?.some((t) => t.held || t.refused?.length)).map((z) => <section key={z.name}><h2>{z.name}</h2><Types zone={z.name} types={z.insight?.types ?? []} link={z.link} write={write} done={done} /></section>)}
+    <p class="dim">More of one: <Copy text="proxima zone inspect SITE" /></p>
+    <Board rows={f.failures ?? []} />
+    {zones.filter((z) => z.link?.lastRefused?.length || z.insight?.types?.some((t) => t.held || t.refused?.length)).map((z) => <section key={z.name} class="site"><h2>{z.name}</h2><Types zone={z.name} types={z.insight?.types ?? []} link={z.link} write={write} done={done} /></section>)}
   </>;
 }
 
 const last = (l: SyncLink | undefined) => [...l?.lastRefused ?? []].sort((a, b) => a.at < b.at ? 1 : -1)[0];
 
+const isLit = (r: FailureRow) => r.state === "yes" || r.state === "perhaps";
+
 // Board of what can fail. Its words and verdicts are the control plane's.
 function Board({ rows }: { rows: FailureRow[] }) {
-  const rank = { yes: 0, perhaps: 1, unknown: 2, no: 3 }, lit = rows.filter((r) => r.state === "yes" || r.state === "perhaps");
+  const [open, setOpen] = useState(false);
+  const rank = { yes: 0, perhaps: 1, unknown: 2, no: 3 }, lit = rows.filter(isLit), rest = rows.filter((r) => r.state === "no");
   if (rows.length === 0) return null;
   return <Panel wide title="What can fail, and what works meanwhile" aside={<Copy text="proxima zone board" />}>
-    <p class="dim">{lit.length === 0 ? "Nothing of this is so now." : `${plural(lit.length, "row")} of ${rows.length} may be so.`} “perhaps”: from here it looks the same as another row; “unknown”: it is seen elsewhere.</p>
-    <div class="scroll" tabIndex={0} role="region" aria-label="Failures"><table class="plain board">
-      <thead><tr><th scope="col">failure</th><th scope="col">now</th><th scope="col">works meanwhile</th><th scope="col">does not work, and says so</th></tr></thead>
-      <tbody>{[...rows].sort((a, b) => rank[a.state] - rank[b.state]).map((r) => <tr key={r.name} class={r.state === "yes" || r.state === "perhaps" ? "lit" : undefined}>
-        <th scope="row">{r.failure}{r.where?.length ? <b class="bad">: {r.where.join(", ")}{(r.count ?? 0) > r.where.length ? ` and ${r.count! - r.where.length} more` : ""}</b> : null}<p class="dim">{r.why}</p>{r.look && (r.state === "yes" || r.state === "perhaps") && <Copy text={r.look} />}</th>
-        <td><span class={r.state === "yes" || r.state === "perhaps" ? "bad" : undefined}>{r.state}</span></td><td>{r.works}</td><td>{r.fails}</td>
-      </tr>)}</tbody>
-    </table></div>
+    <p class="dim">{lit.length === 0 ? "Nothing that is seen from here fails now." : `${lit.length} of ${plural(rows.length, "failure")} ${lit.length === 1 ? "is so, or may be" : "are so, or may be"}.`} “perhaps”: another one looks the same from here. “unknown”: it is seen elsewhere.</p>
+    <Failures label="Failures" rows={rows.filter((r) => r.state !== "no").sort((a, b) => rank[a.state] - rank[b.state])} />
+    {rest.length > 0 && <details open={open} onToggle={(e) => setOpen((e.currentTarget as HTMLDetailsElement).open)}><summary>{plural(rest.length, "failure")} that {rest.length === 1 ? "is" : "are"} not there now</summary>{open && <Failures label="Failures that are not there" rows={rest} />}</details>}
   </Panel>;
+}
+
+function Failures({ label, rows }: { label: string; rows: FailureRow[] }) {
+  return rows.length === 0 ? null : <div class="scroll" tabIndex={0} role="region" aria-label={label}><table class="plain board">
+    <thead><tr><th scope="col">failure</th><th scope="col">now</th><th scope="col">works meanwhile</th><th scope="col">does not work, and says so</th></tr></thead>
+    <tbody>{rows.map((r) => <tr key={r.name} class={isLit(r) ? "lit" : undefined}>
+      <th scope="row">{r.failure}{r.where?.length ? <b class="bad">: {r.where.join(", ")}{(r.count ?? 0) > r.where.length ? ` and ${r.count! - r.where.length} more` : ""}</b> : null}<p class="dim">{r.why}</p>{r.look && isLit(r) && <Copy text={r.look} />}</th>
+      <td><span class={isLit(r) ? "bad" : undefined}>{r.state}</span></td><td>{r.works}</td><td>{r.fails}</td>
+    </tr>)}</tbody>
+  </table></div>;
 }
 
 function Types({ zone, types, link, write, done }: { zone: string; types: TypeSync[]; link?: SyncLink; write: boolean; done: () => void }) {

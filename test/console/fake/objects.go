@@ -32,23 +32,14 @@ func Status(w *World, s admin.Status) map[string]any {
 	}, Link: &admin.SyncLink{
 		Epoch: "global-7c31", Sent: &admin.SyncLag{Samples: 412, P50Seconds: 0.0061, P99Seconds: 0.084},
 		LastRefused: []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: w.Now.Add(-7 * time.Minute)}},
-	}, Failures: Board(map[string][]string{"NodeLost": {"zone-b-1"}}, "its lease has ended, or it answers no probe of two other nodes")}
-	s.Store.Name, s.Store.Revision = "sqlite", 4120
+	}, Gateways: []admin.GatewayState{{Kind: "ingress", Zone: "east", Name: "zone-a-0", Connected: true}, {Kind: "ingress", Zone: "east", Name: "zone-b-0"}}}
+	s.Federation.Failures = admin.Board(s.Federation)
+	s.Store.Name, s.Store.Revision, s.Store.Epoch = "sqlite", 4120, "east-51d0"
+	s.Federation.CertificateNotAfter = w.Now.Add(17 * time.Hour)
 	out := map[string]any{}
 	reencode(s, &out)
 	out["feed"] = map[string]any{"begins": w.Now.Add(-48 * time.Hour)}
 	return out
-}
-
-// Board of failures, in the control plane's words; lit names what is so, and where, for a reason.
-func Board(lit map[string][]string, why string) []admin.Failure {
-	rows := admin.Board()
-	for i := range rows {
-		if where, ok := lit[rows[i].Name]; ok {
-			rows[i].State, rows[i].Why, rows[i].Where, rows[i].Count = admin.FailurePresent, why, where, len(where)
-		}
-	}
-	return rows
 }
 
 // Global is the status of a global control plane with so many sites, two of which have trouble.
@@ -71,14 +62,7 @@ func Global(sites int, now time.Time) map[string]any {
 		}
 		s.Federation.Zones = append(s.Federation.Zones, z)
 	}
-	if sites > 2 {
-		s.Federation.Failures = Board(map[string][]string{"ZoneOffline": {"site-002"}, "LinkCut": {"site-002"}}, "no sign of life; from here, a control plane that is offline and a cut link look the same")
-		for i := range s.Federation.Failures {
-			if f := &s.Federation.Failures[i]; f.State == admin.FailurePresent {
-				f.State = admin.FailurePossible
-			}
-		}
-	}
+	s.Federation.Failures = admin.Board(s.Federation)
 	out := map[string]any{}
 	reencode(s, &out)
 	return out
