@@ -22,7 +22,7 @@ var pages = []struct{ name, hash, needs string }{
 	{"Problems", "#/problems", ""},
 	{"Nodes", "#/nodes", "/api/v1/nodes"},
 	{"Sites", "#/sites", ""},
-	{"Policies", "#/policies", "/apis/mesh.proxima.dev"},
+	{"Policies", "#/policies", "/apis/mesh.proxima.dev/v1alpha1/workloadpolicies"},
 	{"Proxy", "#/policies/shop/web-1", admin.ProxyDiffPath},
 	{"Change", "#/changes/4100", admin.ChangesPath},
 	{"Registries", "#/registries", ""},

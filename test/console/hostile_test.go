@@ -48,6 +48,13 @@ func TestHostileText(t *testing.T) {
 	status["zoneShifts"] = []any{map[string]any{"name": "x", "zone": hostile[0], "state": "InEffect", "until": now.Add(time.Hour), "reason": all, "undo": all}}
 	federation := status["federation"].(map[string]any)
 	federation["problem"] = all
+	federation["link"] = map[string]any{"epoch": hostile[1], "lastRefused": []any{map[string]any{"type": hostile[0], "direction": "GlobalToZone", "resource": hostile[2], "reason": all, "at": now}}}
+	federation["failures"] = []any{map[string]any{"name": "x", "failure": hostile[3], "state": "yes", "why": all, "where": hostile, "count": 99, "works": hostile[4], "fails": hostile[5], "look": all}}
+	s.Put(admin.ProxyDiffPath, map[string]any{"dataplane": "shop/x", "resources": []any{map[string]any{"type": hostile[0], "name": hostile[1], "sent": hostile[2], "state": "rejected", "reason": all}}})
+	s.Put(admin.ChangesPath+"7", map[string]any{"revision": 7, "newest": 9, "agents": 3, "slowest": []any{map[string]any{"node": hostile[0], "since": now, "instance": hostile[1], "rejected": all}}, "silentInstances": hostile})
+	s.Put("/apis/mesh.proxima.dev/v1alpha1/dataplaneinsights", map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": hostile[2], "namespace": hostile[1]},
+		"status": map[string]any{"versions": map[string]any{"proxy": hostile[0]}, "rejected": []any{map[string]any{"type": "Cluster", "name": hostile[3], "policy": hostile[4], "error": all}}}}}})
+	s.Put("/apis/mesh.proxima.dev/v1alpha1/dataplanes", map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": hostile[2], "namespace": hostile[1], "annotations": map[string]any{"registry.proxima.dev/registered-by": all}}, "spec": map[string]any{"addresses": []any{hostile[0]}}}}})
 	s.Put(admin.StatusPath, status)
 	policy := map[string]any{
 		"metadata": map[string]any{"name": "p", "namespace": "shop"}, "spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": hostile[0]}}},
@@ -67,9 +74,11 @@ func TestHostileText(t *testing.T) {
 		"#/services/shop/web":             {all, "zone-<b>"},
 		"#/problems":                      {all, hostile[1] + "/" + hostile[2], long[:1000]},
 		"#/nodes":                         {hostile[0], all},
-		"#/sites":                         {all},
-		"#/policies":                      {all, "app=" + hostile[0]},
-		"#/registries":                    {hostile[0] + ": 3", hostile[1]},
+		"#/sites":                         {all, strings.Join(hostile, ", "), hostile[3], hostile[4], hostile[5]},
+		"#/policies":                      {all, "app=" + hostile[0], hostile[1] + "/" + hostile[2], hostile[3] + ", of " + hostile[4]},
+		"#/policies/shop/x":               {all, hostile[0], hostile[1]},
+		"#/changes/7":                     {all, hostile[0], strings.Join(hostile, ", ")},
+		"#/registries":                    {hostile[0] + ": 3", hostile[1], all},
 		"#/history?kind=services&since=1": {hostile[0], all},
 		"#/services/" + escaped(hostile[0]) + "/" + escaped(hostile[1]): {hostile[0] + "/" + hostile[1]},
 		"#/" + escaped(hostile[0]):                                      {"There is no such page"},

@@ -42,7 +42,7 @@ export function Nodes({ write }: { write: boolean }) {
       {s.leases.held && <p class="note partial">Leases that ran out are held: {s.leases.reason}</p>}
       {all.length === 0 ? <Empty command="proxima token create --kind node --name NAME">No node has joined: proxima docs how-to/second-machine.</Empty> : <>
         <p class="filters"><label>search <input type="search" value={text} placeholder="name, zone or mode" onInput={(e) => setText((e.currentTarget as HTMLInputElement).value)} /></label>
-          <output class="dim">{group(shown.length)} of {group(all.length)} nodes, {group(s.agents.length)} agents follow; trouble first</output>{!s.preset && s.store.revision > 0 && <a href={"#/changes/" + s.store.revision}>did the newest change, {s.store.revision}, reach each of them?</a>}</p>
+          <output class="dim">{group(shown.length)} of {group(all.length)} nodes, {group(s.agents.length)} agents follow; trouble first</output>{!s.preset && s.store?.revision > 0 && <a href={"#/changes/" + s.store.revision}>did the newest change, {s.store.revision}, reach each of them?</a>}</p>
         <Table label="Nodes" rows={shown} id={(r) => r.name} file="nodes" columns={[
           { name: "node", cell: (r) => r.name }, { name: "zone", cell: (r) => r.zone }, { name: "mode", cell: (r) => r.mode },
           { name: "state", cell: (r) => <span class={r.ready === "not ready" ? "bad" : undefined}>{r.ready}</span>, text: (r) => r.ready },

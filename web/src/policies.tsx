@@ -33,7 +33,7 @@ const bad = (c: Condition) => (c.type === "Overridden" || c.type === "PartiallyE
 // stateOf a policy: what keeps it from being in effect, or who has acknowledged it. The rest of a message is below the table.
 function stateOf(o: KubeObject) {
   const all = conditionsOf(o), failed = all.filter((c) => bad(c) && c.type !== "Overridden"), programmed = all.find((c) => c.type === "Programmed");
-  const others = failed.filter((c) => c !== programmed).map((c) => c.type + (c.status === "True" ? "" : ": no")), brief = programmed?.message?.split(";")[0];
+  const others = failed.filter((c) => c !== programmed).map((c) => c.type + (c.status === "True" ? "" : ": no")), brief = programmed?.message?.split(";")[0]!.replace(/^acknowledged by /, "");
   return { bad: failed.length > 0, text: [...others, brief || (programmed && bad(programmed) ? "Programmed: no" : "")].filter(Boolean).join(", ") || (all.length ? "in effect" : "not looked at") };
 }
 
@@ -52,7 +52,7 @@ export function Policies() {
         { name: "policy", cell: nameOf }, { name: "kind", cell: (r) => r.kind }, { name: "for", cell: (r) => targetOf(r.o) },
         { name: "targets", number: true, cell: (r) => { const s = r.o.status as { targets?: number; services?: number } | undefined; const n = s?.targets ?? s?.services; return n === undefined ? "–" : group(n); } },
         { name: "order", cell: (r) => levelOf(r.o).join(" ") },
-        { name: "programmed", cell: (r) => { const t = stateOf(r.o); return t.bad ? <span class="bad">{t.text}</span> : t.text; }, text: (r) => stateOf(r.o).text },
+        { name: "programmed by", title: "proxies that have acknowledged it, of those that it concerns", cell: (r) => { const t = stateOf(r.o); return t.bad ? <span class="bad">{t.text}</span> : t.text; }, text: (r) => stateOf(r.o).text },
         { name: "overridden by", wide: true, cell: (r) => conditionsOf(r.o).find((c) => c.type === "Overridden" && c.status === "True")?.message ?? "–" },
       ]} />
       <p class="dim">Of two policies that set the same field, the one of a higher order wins; then the consumer’s, the zone’s own, the older one: proxima docs concepts/policies.</p>

@@ -11,7 +11,7 @@ export function Sites({ write }: { write: boolean }) {
   const load = useLoad<Status>("/proxima/v1/status", 5);
   return <><Head title="Sites" command="proxima status" />
     <View of={load}>{(s) => !s.federation ? <Empty>This control plane stands alone: proxima docs how-to/zones.</Empty>
-      : s.federation.zone ? <OfZone f={s.federation} own={s.store.epoch} write={write} done={load.reload} /> : <OfGlobal f={s.federation} own={s.store.epoch} write={write} done={load.reload} />}</View>
+      : s.federation.zone ? <OfZone f={s.federation} own={s.store?.epoch ?? ""} write={write} done={load.reload} /> : <OfGlobal f={s.federation} own={s.store?.epoch ?? ""} write={write} done={load.reload} />}</View>
   </>;
 }
 
