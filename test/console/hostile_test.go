@@ -48,7 +48,7 @@ func TestHostileText(t *testing.T) {
 	status["zoneShifts"] = []any{map[string]any{"name": "x", "zone": hostile[0], "state": "InEffect", "until": now.Add(time.Hour), "reason": all, "undo": all}}
 	federation := status["federation"].(map[string]any)
 	federation["problem"] = all
-	federation["link"] = map[string]any{"epoch": hostile[1], "lastRefused": []any{map[string]any{"type": hostile[0], "direction": "GlobalToZone", "resource": hostile[2], "reason": all, "at": now}}}
+	federation["link"] = map[string]any{"epoch": hostile[1], "lastRefused": []any{map[string]any{"type": hostile[0], "direction": "ToZone", "resource": hostile[2], "reason": all, "at": now}}}
 	federation["failures"] = []any{map[string]any{"name": "x", "failure": hostile[3], "state": "yes", "why": all, "where": hostile, "count": 99, "works": hostile[4], "fails": hostile[5], "look": all}}
 	s.Put(admin.ProxyDiffPath, map[string]any{"dataplane": "shop/x", "resources": []any{map[string]any{"type": hostile[0], "name": hostile[1], "sent": hostile[2], "state": "rejected", "reason": all}}})
 	s.Put(admin.ChangesPath+"7", map[string]any{"revision": 7, "newest": 9, "agents": 3, "slowest": []any{map[string]any{"node": hostile[0], "since": now, "instance": hostile[1], "rejected": all}}, "silentInstances": hostile})

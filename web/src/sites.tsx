@@ -94,7 +94,7 @@ function Types({ zone, types, link, write, done }: { zone: string; types: TypeSy
       { name: "why", wide: true, cell: (t) => t.refused?.length ? `${t.refused[0]!.name}: ${t.refused[0]!.reason}` : "" },
     ]} /></Panel>
     {link?.lastRefused?.length ? <Panel wide title="Last NACK of each type" aside={<span class="dim">also of what has been accepted since; kept since the control plane started</span>}><Table label={"Last NACKs of " + zone} rows={[...link.lastRefused].sort((a, b) => a.at < b.at ? 1 : -1)} id={(r) => r.type + r.direction} columns={[
-      { name: "type", cell: (r) => r.type }, { name: "resource", cell: (r) => r.resource || "not named" }, { name: "refused by", cell: (r) => r.direction === "GlobalToZone" ? "site " + zone : "global" },
+      { name: "type", cell: (r) => r.type }, { name: "resource", cell: (r) => r.resource || "not named" }, { name: "refused by", cell: (r) => r.direction === "ToZone" ? "site " + zone : "global" },
       { name: "ago", number: true, cell: (r) => age(r.at) }, { name: "why", wide: true, cell: (r) => r.reason },
     ]} /></Panel> : null}
     {rows.filter((t) => t.held).map((t) => <Panel key={t.type} title={`${t.held} deletions of ${t.type} are held`}>

@@ -26,12 +26,12 @@ func Status(w *World, s admin.Status) map[string]any {
 	}
 	s.Registries = []registry.Status{{Protocol: "nacos", Address: "127.0.0.1:8848", Clients: 12, Limit: 1000, Sessions: 12, Instances: 40, Requests: 120394, Pushes: 4031, LastLagSeconds: 0.012}}
 	s.Federation = &admin.FederationStatus{Zone: "east", Global: "192.0.2.1:6445", Connected: true, LastCheck: w.Now.Add(-3 * time.Second), Types: []mesh.TypeSync{
-		{Type: "Mesh", Direction: "GlobalToZone", Objects: 1},
-		{Type: "ServiceExport", Direction: "ZoneToGlobal", Objects: 40, Held: 25, HeldNames: []string{"shop/web", "shop/cart"}, HeldToken: "7f3a"},
-		{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}},
+		{Type: "Mesh", Direction: mesh.SyncToZone, Objects: 1},
+		{Type: "ServiceExport", Direction: mesh.SyncToGlobal, Objects: 40, Held: 25, HeldNames: []string{"shop/web", "shop/cart"}, HeldToken: "7f3a"},
+		{Type: "mesh.proxima.dev/BackendPolicy", Direction: mesh.SyncToZone, Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}},
 	}, Link: &admin.SyncLink{
 		Epoch: "global-7c31", Sent: &admin.SyncLag{Samples: 412, P50Seconds: 0.0061, P99Seconds: 0.084},
-		LastRefused: []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: w.Now.Add(-7 * time.Minute)}},
+		LastRefused: []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: mesh.SyncToZone, Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: w.Now.Add(-7 * time.Minute)}},
 	}, Gateways: []admin.GatewayState{{Kind: "ingress", Zone: "east", Name: "zone-a-0", Connected: true}, {Kind: "ingress", Zone: "east", Name: "zone-b-0"}}}
 	s.Federation.Failures = admin.Board(s.Federation)
 	s.Store.Name, s.Store.Revision, s.Store.Epoch = "sqlite", 4120, "east-51d0"
@@ -55,8 +55,8 @@ func Global(sites int, now time.Time) map[string]any {
 		}}
 		switch i {
 		case 1:
-			z.Insight.Types = []mesh.TypeSync{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}}}
-			z.Link.LastRefused = []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: "GlobalToZone", Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: now.Add(-7 * time.Minute)}}
+			z.Insight.Types = []mesh.TypeSync{{Type: "mesh.proxima.dev/BackendPolicy", Direction: mesh.SyncToZone, Objects: 7, Refused: []mesh.SyncRefusal{{Name: "shop/limits", Reason: "spec.limits.connections: must be 1 or more"}}}}
+			z.Link.LastRefused = []admin.LastRefused{{Type: "mesh.proxima.dev/BackendPolicy", Direction: mesh.SyncToZone, Resource: "shop/limits", Reason: "spec.limits.connections: must be 1 or more", At: now.Add(-7 * time.Minute)}}
 		case 2:
 			z.Insight.Online, z.Link = false, nil
 		}
