@@ -176,15 +176,13 @@ func (r *lightRig) create(s *corev1.Service) {
 	}
 }
 
-// start our agent, and kube-proxy.
+// start kube-proxy and, once it has written all, our agent: both at once take an emulated machine too long.
 func (r *lightRig) start() {
 	r.t.Helper()
 	pods := cluster.PodCIDR
 	if r.six {
 		pods += "," + cluster.PodCIDR6
 	}
-	r.nodes["ours"].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfig, "--node-name", "ours",
-		"--mode", r.mode, "--workload-cidr", pods, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none", "--dns-port", "0")
 	r.nodes["theirs"].Run(r.t, "kube-proxy", cluster.Binary(r.t, "kube-proxy"), "--kubeconfig="+r.kubeconfig, "--hostname-override=theirs",
 		"--proxy-mode="+r.mode, "--cluster-cidr="+pods, "--conntrack-max-per-core=0",
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249")
@@ -205,6 +203,8 @@ func (r *lightRig) start() {
 		found := regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="` + family + `"\} ([^0].*)$`).Find(text)
 		return err == nil && found != nil
 	})
+	r.nodes["ours"].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfig, "--node-name", "ours",
+		"--mode", r.mode, "--workload-cidr", pods, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none", "--dns-port", "0")
 }
 
 // TestBesideKubeProxyIPVS: what TestBesideKubeProxy compares, in mode ipvs. It needs a kernel with IPVS: tools/interop-kernels

@@ -258,6 +258,12 @@ var differences = map[string][]difference{
 		// default route. Ours refuses them at once, as kube-proxy's nftables mode does.
 		{probe: "a port that the Service does not have", ours: "refused"},
 	},
+	"ipvs": {
+		// kube-proxy makes a virtual service without destinations, which refuses. Ours drops, as both do in other modes: there
+		// are endpoints, which may be used from other nodes.
+		{probe: "internal policy Local, none here", from: "pod", ours: "dropped", theirs: "refused"},
+		{probe: "internal policy Local, none here", from: "host", protocol: "tcp", ours: "dropped", theirs: "refused"},
+	},
 }
 
 // differs finds what is known of a probe; nil: the nodes are to be alike.

@@ -69,6 +69,10 @@ func addressFamily(f proxy.Family) uint16 {
 func u16(v uint16) []byte { return binary.NativeEndian.AppendUint16(nil, v) }
 func u32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
+// flagFallback has scheduler mh pass over destinations of weight 0, which keep their place in its table; without it their clients
+// are refused (IP_VS_SVC_F_SCHED_MH_FALLBACK).
+const flagFallback = 0x8
+
 // encodeService makes the attribute of a service; without a scheduler, of its key.
 func encodeService(s Service) *nl.RtAttr {
 	a := nl.NewRtAttr(attrService|unix.NLA_F_NESTED, nil)
@@ -82,7 +86,11 @@ func encodeService(s Service) *nl.RtAttr {
 		netmask = 128 // a prefix length
 	}
 	a.AddRtAttr(svcScheduler, nl.ZeroTerminated(s.Scheduler))
-	a.AddRtAttr(svcFlags, append(u32(0), u32(1<<32-1)...)) // flags, mask
+	flags := uint32(0)
+	if s.Scheduler == "mh" {
+		flags = flagFallback
+	}
+	a.AddRtAttr(svcFlags, append(u32(flags), u32(1<<32-1)...)) // flags, mask
 	a.AddRtAttr(svcTimeout, u32(0))
 	a.AddRtAttr(svcNetmask, u32(netmask))
 	return a

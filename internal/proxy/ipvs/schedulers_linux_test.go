@@ -358,10 +358,10 @@ var schedulerRules = map[string]func(*road){
 		r.weights(1, 0, 2)
 		r.want("without that one", counts(r.ask(6, r.vip)), [endpoints]int{0, 0, 6})
 	},
-	"ovf": func(r *road) { // the highest weight, until it has as many connections; then the next
+	"ovf": func(r *road) { // the highest weight, until it has more connections; then the next
 		r.weights(2, 3)
 		_, who := r.hold(5)
-		r.want("connections that are held", who, []int{1, 1, 1, 0, 0})
+		r.want("connections that are held", who, []int{1, 1, 1, 1, 0})
 	},
 }
 
