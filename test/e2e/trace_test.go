@@ -114,6 +114,32 @@ func (r *receiver) find(what string, is func(*span) bool) *span {
 	}
 }
 
+// whole blocks until all parents of a trace's spans are there: spans are sent when they end, parents after children.
+func (r *receiver) whole(trace string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), testkit.Timeout)
+	defer cancel()
+	for {
+		r.mu.Lock()
+		came, missing := r.came, ""
+		for _, s := range r.spans {
+			is := func(p *span) bool { return p.trace() == trace && p.id() == s.parent() }
+			if s.trace() == trace && s.parent() != "" && !slices.ContainsFunc(r.spans, is) {
+				missing = s.GetName() + " " + s.parent()
+			}
+		}
+		r.mu.Unlock()
+		if missing == "" {
+			return
+		}
+		select {
+		case <-came:
+		case <-ctx.Done():
+			r.t.Fatalf("trace %s lacks the parent of %s; received:\n%s", trace, missing, r)
+		}
+	}
+}
+
 // of returns the spans of a trace that are there.
 func (r *receiver) of(trace string) (out []*span) {
 	r.mu.Lock()
@@ -233,17 +259,27 @@ spec: {nodeName: n1, addresses: [127.0.0.1], ports: [{name: http, port: 8080}]}
 			return s.trace() == write.trace() && s.GetName() == tracing.Agent && s.attributes[tracing.KeyNode] == name
 		})
 	}
-	want := "write controller write view agent kernel"
+	r.whole(write.trace())
+	const want = "write controller write view agent kernel"
+	reached := map[string]bool{}
 	for _, s := range r.of(write.trace()) {
 		if s.GetName() != tracing.Kernel {
 			continue
 		}
-		if got := strings.Join(path(s), " "); got != want {
+		// What is planned for the new endpoint may follow, by a controller more.
+		got := strings.Join(path(s), " ")
+		if !strings.HasPrefix(got, "write controller write") || !strings.HasSuffix(got, "write view agent kernel") {
 			t.Errorf("the kernel of %s is reached by %q, want %q", s.attributes[tracing.KeyNode], got, want)
+		}
+		if got == want {
+			reached[s.attributes[tracing.KeyNode]] = true
 		}
 		if s.attributes[tracing.KeyMode] != "userspace" || s.service != "proxima-node" {
 			t.Errorf("kernel span: %s, %v", s.service, s.attributes)
 		}
+	}
+	if len(reached) != len(nodes) {
+		t.Errorf("%v are reached by %q, want all of %v; received:\n%s", reached, want, nodes, r)
 	}
 	check(t, r.of(write.trace()))
 	if revision := slice.attributes[tracing.KeyRevision]; revision == "" || revision == write.attributes[tracing.KeyRevision] {
@@ -252,11 +288,11 @@ spec: {nodeName: n1, addresses: [127.0.0.1], ports: [{name: http, port: 8080}]}
 	if slice.GetStatus().GetCode() == otlptrace.Status_STATUS_CODE_ERROR {
 		t.Errorf("the slice: %s", slice.GetStatus().GetMessage())
 	}
-	// What a controller wrote in reaction begins no trace of its own.
+	// What the controller wrote in reaction is in one trace alone.
 	r.mu.Lock()
 	for _, s := range r.spans {
-		if s.GetName() == tracing.Write && s.parent() == "" && s.kind() == "EndpointSlice" && strings.HasPrefix(s.object(), "default/web-") {
-			t.Errorf("slice %s begins a trace, of revision %s", s.object(), s.attributes[tracing.KeyRevision])
+		if s != slice && s.GetName() == tracing.Write && s.attributes[tracing.KeyRevision] == slice.attributes[tracing.KeyRevision] {
+			t.Errorf("revision %s of slice %s is in trace %s, too", s.attributes[tracing.KeyRevision], s.object(), s.trace())
 		}
 	}
 	r.mu.Unlock()
