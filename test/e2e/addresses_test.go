@@ -37,7 +37,7 @@ var quietUpstream = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.Disc
 
 // startAPI runs an API server in this process on a store, and returns a client of
 // its one write path.
-func startAPI(t testing.TB, s store.Store, cidr string) *apiserver.Client {
+func startAPI(t testing.TB, s store.Store, cidr string, configure ...func(*apiserver.Config)) *apiserver.Client {
 	t.Helper()
 	quietUpstream()
 	ca, err := identity.Open(t.TempDir())
@@ -52,7 +52,7 @@ func startAPI(t testing.TB, s store.Store, cidr string) *apiserver.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, err := apiserver.New(apiserver.Config{
+	cfg := apiserver.Config{
 		Store: s, Kinds: kind.All(), Listener: listener, CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: ca.PEM(),
 		// No request uses the network.
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil }),
@@ -60,7 +60,11 @@ func startAPI(t testing.TB, s store.Store, cidr string) *apiserver.Client {
 			return authorizer.DecisionDeny, "", nil
 		}),
 		Logger: slog.New(slog.DiscardHandler), Version: "0.1.0", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)},
-	})
+	}
+	for _, f := range configure {
+		f(&cfg)
+	}
+	srv, err := apiserver.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
