@@ -193,7 +193,7 @@ func check(t testing.TB, spans []*span) {
 	}
 }
 
-// TestTrace: a workload that is registered is one trace, from the request to the data path of each node.
+// TestTrace: a workload that becomes ready is one trace, from the request to the data path of each node.
 func TestTrace(t *testing.T) {
 	r := newReceiver(t)
 	p := &plane{
@@ -222,10 +222,12 @@ spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
 	p.apply(`apiVersion: mesh.proxima.dev/v1alpha1
 kind: Dataplane
 metadata: {name: web-1, namespace: default, labels: {app: web}}
-spec: {nodeName: n1, addresses: [127.0.0.1], ports: [{name: http, port: 8080}]}
+spec: {addresses: [10.1.0.1], ports: [{name: http, port: 8080}]}
 `)
+	p.kubectl("patch", "dataplane", "web-1", "--subresource=status", "--type=merge", "-p",
+		`{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`)
 	write := r.find("of the write", func(s *span) bool {
-		return s.GetName() == tracing.Write && s.kind() == "Dataplane" && s.object() == "default/web-1" && s.attributes[tracing.KeyVerb] == "create"
+		return s.GetName() == tracing.Write && s.kind() == "Dataplane" && s.object() == "default/web-1" && s.attributes[tracing.KeyVerb] == "update"
 	})
 	for name := range nodes {
 		r.find("of the data path at "+name, func(s *span) bool {

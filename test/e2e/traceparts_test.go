@@ -99,7 +99,7 @@ func TestTraceParts(t *testing.T) {
 	labels := map[string]string{"app": "web"}
 	create := func(k *resource.Descriptor, obj resource.Object) resource.Object {
 		t.Helper()
-		made, err := client.Create(ctx, k, obj)
+		made, err := client.Create(resource.WithStatus(ctx), k, obj)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,6 +125,9 @@ func TestTraceParts(t *testing.T) {
 	workload := create(kind.Dataplane, &v1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: labels},
 		Spec:       v1alpha1.DataplaneSpec{Addresses: []string{"10.1.0.1"}, Ports: []v1alpha1.DataplanePort{{Name: "http", Port: 8080}}},
+		Status: v1alpha1.DataplaneStatus{Conditions: []metav1.Condition{
+			{Type: v1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now()},
+		}},
 	})
 	trace := kernel("the workload", workload.GetResourceVersion())
 	const want = "write Dataplane > controller  > write EndpointSlice > view EndpointSlice > agent  > kernel "
