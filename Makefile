@@ -46,7 +46,7 @@ test: build $(BIN)/kubectl ## all tests, with the race detector
 
 soak: build $(BIN)/kubectl ## the long versions of the tests
 	@tools/setup
-	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES),test/etcd -plain $(PLAIN) -- ./...
+	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 24h -again 0 -modules $(MODULES),test/etcd -plain $(PLAIN) -- ./...
 
 etcd: ## the etcd store on real servers: contract, upstream's suite, crashes (minutes)
 	@tools/setup

@@ -112,9 +112,25 @@ func (s *stage) viewer(t *testing.T) context.Context {
 }
 
 // write changes until ctx ends, and return how many.
-func (s *stage) write(ctx context.Context, names []string) (n int) {
-	r := rand.New(rand.NewPCG(1, 2))
-	ticker := time.NewTicker(time.Second / soakRate)
+func (s *stage) write(ctx context.Context, names []string) int {
+	const writers = 10
+	var written [writers]int
+	var all sync.WaitGroup
+	for i := range writers {
+		all.Go(func() {
+			written[i] = s.writeSome(ctx, names, rand.New(rand.NewPCG(1, uint64(i))), writers*time.Second/soakRate)
+		})
+	}
+	all.Wait()
+	n := 0
+	for _, x := range written {
+		n += x
+	}
+	return n
+}
+
+func (s *stage) writeSome(ctx context.Context, names []string, r *rand.Rand, every time.Duration) (n int) {
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
 		select {
