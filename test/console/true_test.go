@@ -187,13 +187,14 @@ func newStage(t *testing.T, kind stageKind) *stage {
 	for _, text := range []string{"net::ERR_", "the server responded with a status of 50"} {
 		s.expect(text) // of requests while there is no way
 	}
+	script := watch
+	if kind != loopback {
+		script += "; if (location.protocol.startsWith('http')) sessionStorage.setItem('proxima-console-secret', " + quote(enter) + ")"
+	}
 	s.do(chromedp.ActionFunc(func(ctx context.Context) error {
-		_, err := page.AddScriptToEvaluateOnNewDocument(watch).Do(ctx)
+		_, err := page.AddScriptToEvaluateOnNewDocument(script).Do(ctx)
 		return err
 	}), chromedp.Navigate(address))
-	if kind != loopback {
-		s.do(chromedp.WaitVisible("input[type=password]"), chromedp.SendKeys("input[type=password]", enter+"\r"))
-	}
 	s.do(chromedp.WaitVisible("nav"))
 	s.eval("sessionStorage.getItem('proxima-console-secret')", &s.secret)
 	// A page of another profile shares nothing with the first.
