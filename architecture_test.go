@@ -363,7 +363,8 @@ var onlyImporters = map[string][]string{
 	"github.com/minio/minio-go":          {"internal/blob"},
 	"github.com/yuin/goldmark":           {"internal/docs"},
 	"go.etcd.io/etcd":                    {"internal/store/etcd"},
-	"go.opentelemetry.io":                {"internal/tracing/otlp", "test/e2e"},
+	"go.opentelemetry.io/otel":           {"internal/tracing/otlp"},
+	"go.opentelemetry.io/proto/otlp":     {"internal/tracing/otlp", "internal/xds/translate", "test/e2e"},
 	"github.com/spf13/cobra":             {"internal/cli"},
 	"github.com/google/cel-go":           {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
