@@ -22,10 +22,19 @@ type traces struct {
 	causes   map[resource.Key]*cause
 }
 
-// cause of a sync: the write spans of sampled changes, and when the first of them came.
+// cause of a sync: the write spans of sampled changes, and when each of them came.
 type cause struct {
 	writes tracing.Parents
-	since  time.Time
+	since  []time.Time
+}
+
+// add what is not there yet.
+func (c *cause) add(writes tracing.Parents, since func(i int) time.Time) {
+	for i := range writes {
+		if c.writes = c.writes.Add(writes[i : i+1]); len(c.writes) > len(c.since) {
+			c.since = append(c.since, since(i))
+		}
+	}
 }
 
 // dispatchTraced dispatches a delta so that each key that a sampled change queues is known to be of that.
@@ -46,19 +55,22 @@ func (l *Loop) noteCause(key resource.Key) {
 	if writes == nil {
 		return
 	}
-	l.addCause(key, &cause{*writes, time.Now()})
+	now := time.Now()
+	l.addCause(key, *writes, func(int) time.Time { return now })
 }
 
-func (l *Loop) addCause(key resource.Key, c *cause) {
+func (l *Loop) addCause(key resource.Key, writes tracing.Parents, since func(i int) time.Time) {
 	l.tracesMu.Lock()
 	defer l.tracesMu.Unlock()
-	if before := l.causes[key]; before != nil {
-		c = &cause{before.writes.Add(c.writes), before.since}
-	}
 	if l.causes == nil {
 		l.causes = map[resource.Key]*cause{}
 	}
-	l.causes[key] = c
+	c := l.causes[key]
+	if c == nil {
+		c = &cause{}
+		l.causes[key] = c
+	}
+	c.add(writes, since)
 }
 
 func (l *Loop) takeCause(key resource.Key) *cause {
@@ -81,15 +93,20 @@ func (l *Loop) syncTraced(ctx context.Context, key resource.Key) error {
 	spans := c.writes.Children()
 	err := l.Sync(tracing.WithCause(ctx, spans), key)
 	if err != nil {
-		l.addCause(key, c)
+		l.addCause(key, c.writes, func(i int) time.Time { return c.since[i] })
 	}
-	if !errors.Is(err, ErrStale) {
-		l.tracer.RecordEach(spans, c.writes, tracing.Span{
-			Name: tracing.Controller, Begin: c.since, End: time.Now(), Err: err,
-			Attributes: []tracing.Attribute{
-				tracing.Text(tracing.KeyController, l.What), tracing.Text(tracing.KeyNamespace, key.Namespace), tracing.Text(tracing.KeyName, key.Name),
-			},
-		})
+	if errors.Is(err, ErrStale) {
+		return err
+	}
+	s := tracing.Span{
+		Name: tracing.Controller, End: time.Now(), Err: err,
+		Attributes: []tracing.Attribute{
+			tracing.Text(tracing.KeyController, l.What), tracing.Text(tracing.KeyNamespace, key.Namespace), tracing.Text(tracing.KeyName, key.Name),
+		},
+	}
+	for i := range spans {
+		s.Begin = c.since[i]
+		l.tracer.RecordEach(spans[i:i+1], c.writes[i:i+1], s)
 	}
 	return err
 }

@@ -157,15 +157,17 @@ func (e *Exporter) Run(ctx context.Context) error {
 	if err := e.client.Start(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("send traces to %s: %w", e.config.Endpoint, err)
 	}
+	// What is being sent when ctx ends has as long as what is left.
+	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(farewell, cancel) })()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case first := <-e.queue:
-			e.send(ctx, e.batch(ctx, first))
+			e.send(last, e.batch(ctx, first))
 		}
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
-	defer cancel()
 	for last.Err() == nil {
 		select {
 		case first := <-e.queue:
