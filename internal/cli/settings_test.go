@@ -80,6 +80,8 @@ func sample(f *pflag.Flag) string {
 		return "4242"
 	case "duration":
 		return "42s"
+	case "float64":
+		return "0.42"
 	}
 	return "forty-two"
 }
