@@ -104,7 +104,7 @@ func (s *stage) viewer(t *testing.T) context.Context {
 	err := chromedp.Run(ctx, chromedp.ActionFunc(func(ctx context.Context) error {
 		_, err := page.AddScriptToEvaluateOnNewDocument("if (location.protocol.startsWith('http')) sessionStorage.setItem('proxima-console-secret', " + quote(s.secret) + ")").Do(ctx)
 		return err
-	}), chromedp.Navigate(s.origin+"/console/"), chromedp.Poll("document.querySelector('.pulse.live')", nil))
+	}), visit(s.origin+"/console/"), chromedp.Poll("document.querySelector('.pulse.live')", nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,6 +148,25 @@ type stage struct {
 	made   int
 }
 
+// visit an address until the page's script runs. Now and then Chromium loads a document, lets go of the connection, and asks for nothing
+// that the document names until it is loaded again.
+func visit(address string) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) (err error) {
+		for range 3 {
+			if err = chromedp.Run(ctx, chromedp.Navigate("about:blank"), chromedp.Navigate(address)); err != nil {
+				return err
+			}
+			try, stop := context.WithTimeout(ctx, patience/4)
+			err = chromedp.Run(try, chromedp.Poll("!document.querySelector('.boot')", nil, chromedp.WithPollingInterval(20*time.Millisecond)))
+			stop()
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+		}
+		return err
+	})
+}
+
 func newStage(t *testing.T, kind stageKind) *stage {
 	t.Helper()
 	s := &stage{kind: kind}
@@ -194,7 +213,7 @@ func newStage(t *testing.T, kind stageKind) *stage {
 	s.do(chromedp.ActionFunc(func(ctx context.Context) error {
 		_, err := page.AddScriptToEvaluateOnNewDocument(script).Do(ctx)
 		return err
-	}), chromedp.Navigate(address))
+	}), visit(address))
 	s.do(chromedp.WaitVisible("nav"))
 	s.eval("sessionStorage.getItem('proxima-console-secret')", &s.secret)
 	// A page of another profile shares nothing with the first.
@@ -549,7 +568,7 @@ func (s *stage) equal(hash string) {
 		ctx, stop := context.WithTimeout(s.fresh, patience)
 		defer stop()
 		var text string
-		if err := chromedp.Run(ctx, chromedp.Navigate("about:blank"), chromedp.Navigate(s.origin+"/console/"+hash),
+		if err := chromedp.Run(ctx, visit(s.origin+"/console/"+hash),
 			chromedp.Poll(settled+" && document.querySelector('.pulse.live')", nil, chromedp.WithPollingInterval(20*time.Millisecond)), chromedp.Evaluate(shown, &text)); err != nil {
 			_ = chromedp.Run(s.fresh, chromedp.Evaluate("location.href.split('#').at(-1) + ' ' + document.body.innerText", &text)) // for the message
 			s.Fatalf("a fresh page at %s: %v\n%s", hash, err, text)
