@@ -51,7 +51,7 @@ func TestScreens(t *testing.T) {
 			b.standStill()
 			b.look(c.scheme, "none")
 			height := int64(720)
-			if strings.HasPrefix(c.hash, "#/sites") || strings.HasPrefix(c.hash, "#/policies") {
+			if c.hash == "#/sites" || c.hash == "#/policies" {
 				height = 1500 // the whole page
 			}
 			b.do(chromedp.EmulateViewport(1000, height))
