@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,13 @@ func TestCallsOfTheMode(t *testing.T) {
 		}
 		mode := newFake()
 		mode.took.Store(int64(time.Millisecond))
+		var full atomic.Bool
+		mode.fail = func(changes []proxy.Change) error {
+			if !full.Load() {
+				return nil
+			}
+			return &proxy.PortError{Failed: map[proxy.PortName]error{changes[0].Name: errors.New("no room")}}
+		}
 		a := start(t, Options{Mode: mode, Facts: Facts{Name: "n1"}, Tracer: r, MinRetry: 5 * time.Second})
 		a.Apply(whole(2))
 		if got := take(); len(got) != 0 {
@@ -65,12 +73,10 @@ func TestCallsOfTheMode(t *testing.T) {
 		if got := take(); len(got) != 0 {
 			t.Errorf("a change that is not followed has spans %v", got)
 		}
-		mode.fail = func(changes []proxy.Change) error {
-			return &proxy.PortError{Failed: map[proxy.PortName]error{changes[0].Name: errors.New("no room")}}
-		}
+		full.Store(true)
 		a.Apply(traced(slice(1, 9)))
 		check("a failure", take(), true)
-		mode.fail = nil
+		full.Store(false)
 		time.Sleep(10 * time.Second)
 		check("the next attempt", take(), false)
 	})
