@@ -52,7 +52,7 @@ const MaxFailureNames = 10
 // failureFacts are what the board is decided by.
 type failureFacts struct {
 	federation *FederationStatus
-	// nodes: this control plane has nodes, which zones are of. held: leases ran out that are not marked yet.
+	// nodes: this control plane watches nodes, which zones are of. held: leases ran out that are not marked yet.
 	nodes bool
 	held  bool
 	zones []zoneOfNodes
@@ -245,14 +245,17 @@ func linkCut(f *failureFacts) verdict {
 	return offlineZones(f, "")
 }
 
-// nodesElsewhere is the verdict of a control plane without nodes.
-func nodesElsewhere() verdict {
+// nodesElsewhere is the verdict of a control plane that does not watch nodes.
+func nodesElsewhere(f *failureFacts) verdict {
+	if f.ofZone() {
+		return verdict{state: FailureUnknown, why: "the nodes of a cluster are watched by Kubernetes: \"kubectl get nodes\""}
+	}
 	return verdict{state: FailureUnknown, why: "nodes are known to the control plane of each site: ask there"}
 }
 
 func lostNodes(f *failureFacts) verdict {
 	if !f.nodes {
-		return nodesElsewhere()
+		return nodesElsewhere(f)
 	}
 	var lost []string
 	for _, z := range f.zones {
@@ -270,7 +273,7 @@ func lostNodes(f *failureFacts) verdict {
 
 func lostZones(f *failureFacts) verdict {
 	if !f.nodes {
-		return nodesElsewhere()
+		return nodesElsewhere(f)
 	}
 	var lost []string
 	for _, z := range f.zones {
@@ -301,6 +304,9 @@ func (f *failureFacts) gateways(kind string) (sites []string, of map[string][]Ga
 }
 
 func gatewaysDown(f *failureFacts, kind string) verdict {
+	if why := f.federation.GatewaysUnknown; why != "" {
+		return verdict{state: FailureUnknown, why: why}
+	}
 	sites, of := f.gateways(kind)
 	if len(sites) == 0 {
 		return verdict{state: FailureAbsent, why: "no site has an " + kind + " that is known here"}
@@ -318,6 +324,9 @@ func gatewaysDown(f *failureFacts, kind string) verdict {
 }
 
 func cutGateways(f *failureFacts) verdict {
+	if why := f.federation.GatewaysUnknown; why != "" {
+		return verdict{state: FailureUnknown, why: why}
+	}
 	var cut []string
 	for _, kind := range []string{"ingress", "egress"} {
 		sites, of := f.gateways(kind)

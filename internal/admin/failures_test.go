@@ -75,6 +75,23 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestUnknownFailures: what a control plane does not see is not said to be well.
+func TestUnknownFailures(t *testing.T) {
+	f := &failureFacts{federation: &FederationStatus{Zone: "east", Connected: true, GatewaysUnknown: "Kubernetes watches them"}}
+	for _, row := range failures(f) {
+		switch row.Name {
+		case "NodeLost", "ZoneLost", "IngressesDown", "EgressesDown", "GatewayCut", "SitesApart":
+			if row.State != FailureUnknown || row.Why == "" {
+				t.Errorf("%s: %s, %s", row.Name, row.State, row.Why)
+			}
+		default:
+			if row.State != FailureAbsent {
+				t.Errorf("%s: %s", row.Name, row.State)
+			}
+		}
+	}
+}
+
 // TestAddFederation: what another instance has of a connection is added, and nothing else is replaced.
 func TestAddFederation(t *testing.T) {
 	s := &Status{Federation: &FederationStatus{Zones: []ZoneState{{Name: "a", Link: &SyncLink{Epoch: "own"}}, {Name: "b"}, {Name: "c"}}}}

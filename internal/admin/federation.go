@@ -54,6 +54,8 @@ type FederationStatus struct {
 	Zones []ZoneState `json:"zones,omitempty"`
 	// Gateways that this control plane has an insight of: of a zone its own, at global those of all zones.
 	Gateways []GatewayState `json:"gateways,omitempty"`
+	// GatewaysUnknown is why this control plane does not know whether gateways are connected; empty: it knows.
+	GatewaysUnknown string `json:"gatewaysUnknown,omitempty"`
 	// Failures is the board: what can fail between sites, whether it is so now, and what works meanwhile.
 	Failures []Failure `json:"failures,omitempty"`
 }

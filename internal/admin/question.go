@@ -89,7 +89,7 @@ type badQuery struct{ error }
 type hiddenError struct{ service resource.Key }
 
 func (e *hiddenError) Error() string {
-	return fmt.Sprintf("you may not list Services of namespace %q, so nothing is said of %s; a role that lists them there is needed, as the ClusterRole view has",
+	return fmt.Sprintf("you may not list Services of namespace %q, so nothing is said of %s; a role that lists them there is needed (in a cluster, the ClusterRole view does)",
 		e.service.Namespace, e.service)
 }
 

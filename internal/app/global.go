@@ -301,11 +301,9 @@ func (g *global) State(ctx context.Context) (*admin.FederationStatus, error) {
 			all[i].Link = syncLink(&l, meshv1alpha1.SyncToZone)
 		}
 	}
-	gateways, err := gatewayStates(ctx, g.api.client, "")
-	if err != nil {
-		g.log.Debug("gateways not read for the status", "error", err)
-	}
-	return &admin.FederationStatus{Zones: all, Gateways: gateways}, nil
+	s := &admin.FederationStatus{Zones: all}
+	addGateways(ctx, s, g.api.client, "")
+	return s, nil
 }
 
 // Confirm implements admin.Federation.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	grpcstatus "google.golang.org/grpc/status"
@@ -13,6 +14,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -30,9 +32,10 @@ func (l *zoneLink) admin() admin.Federation {
 // State implements admin.Federation.
 func (l *zoneLink) State(ctx context.Context) (*admin.FederationStatus, error) {
 	s := &admin.FederationStatus{Zone: l.cfg.Zone, Global: l.cfg.Global}
-	var err error
-	if s.Gateways, err = gatewayStates(ctx, l.client, l.cfg.Zone); err != nil {
-		l.log.Debug("gateways not read for the status", "error", err) // in a cluster there may be none to read
+	if slices.ContainsFunc(l.kinds, func(k local.Kind) bool { return k.Descriptor == kind.ZoneIngressInsight }) {
+		addGateways(ctx, s, l.client, l.cfg.Zone)
+	} else { // a cluster has no insights, and no role to ask for them
+		s.GatewaysUnknown = "the gateways of a cluster are Pods, which Kubernetes watches: \"kubectl get pods\""
 	}
 	certificate := l.renewer.Status()
 	s.CertificateNotAfter, s.Problem = certificate.NotAfter, certificate.Problem
@@ -88,6 +91,14 @@ func syncLag(l stream.Lag) *admin.SyncLag {
 		return nil
 	}
 	return &admin.SyncLag{Samples: l.Samples, P50Seconds: l.P50.Seconds(), P99Seconds: l.P99.Seconds(), WaitingSeconds: l.Waiting.Seconds()}
+}
+
+// addGateways to a status, or why they are not known.
+func addGateways(ctx context.Context, s *admin.FederationStatus, client resource.Client, zone string) {
+	var err error
+	if s.Gateways, err = gatewayStates(ctx, client, zone); err != nil {
+		s.GatewaysUnknown = err.Error()
+	}
 }
 
 // gatewayStates are the gateways of a zone, or of all if it is empty, that this control plane has insights of.

@@ -182,43 +182,39 @@ type Traced struct{ Name, Context string }
 // TracedOf reads what responses have beside the fields of the protocol: the unknown fields of a DeltaDiscoveryResponse.
 // What it cannot read it leaves out.
 func TracedOf(unknown []byte) (out []Traced) {
-	for len(unknown) > 0 {
-		number, typ, n := protowire.ConsumeTag(unknown)
-		if n < 0 {
-			return out
+	eachText(unknown, func(number protowire.Number, message []byte) {
+		if number != responseTrace {
+			return
 		}
-		size := protowire.ConsumeFieldValue(number, typ, unknown[n:])
-		if size < 0 {
-			return out
-		}
-		if number == responseTrace && typ == protowire.BytesType {
-			message, _ := protowire.ConsumeBytes(unknown[n:])
-			out = append(out, tracedOf(message))
-		}
-		unknown = unknown[n+size:]
-	}
+		var t Traced
+		eachText(message, func(number protowire.Number, value []byte) {
+			switch number {
+			case traceName:
+				t.Name = string(value)
+			case traceContext:
+				t.Context = string(value)
+			}
+		})
+		out = append(out, t)
+	})
 	return out
 }
 
-func tracedOf(message []byte) (out Traced) {
+// eachText calls f for each field of bytes of a message, until what cannot be read.
+func eachText(message []byte, f func(number protowire.Number, value []byte)) {
 	for len(message) > 0 {
 		number, typ, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return out
+			return
 		}
 		size := protowire.ConsumeFieldValue(number, typ, message[n:])
 		if size < 0 {
-			return out
+			return
 		}
-		if value, m := protowire.ConsumeString(message[n:]); typ == protowire.BytesType && m > 0 {
-			switch number {
-			case traceName:
-				out.Name = value
-			case traceContext:
-				out.Context = value
-			}
+		if typ == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(message[n:])
+			f(number, value)
 		}
 		message = message[n+size:]
 	}
-	return out
 }
