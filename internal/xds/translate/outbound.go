@@ -43,6 +43,10 @@ func settings(action *routev3.RouteAction, b *policy.Backend, r *policy.Route) {
 	}
 }
 
+// hostSelections is how often Envoy chooses again, for a retry, before it takes an endpoint that failed already. A plan may give
+// that endpoint 90 % of the requests of a zone: one of 16 further choices is another with 81 % probability, one of 3 with 27 %.
+const hostSelections = 16
+
 func retryPolicy(b *policy.Backend) *routev3.RetryPolicy {
 	out := &routev3.RetryPolicy{
 		NumRetries: number(b.Retry.Attempts), PerTryTimeout: positive(b.Timeout.PerTry),
@@ -52,7 +56,7 @@ func retryPolicy(b *policy.Backend) *routev3.RetryPolicy {
 			Name:       "envoy.retry_host_predicates.previous_hosts",
 			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: pack(&previousv3.PreviousHostsPredicate{})},
 		}},
-		HostSelectionRetryMaxAttempts: 3,
+		HostSelectionRetryMaxAttempts: hostSelections,
 	}
 	if base, most := b.Retry.Backoff.Base.Value(), b.Retry.Backoff.Max.Value(); most < base {
 		out.RetryBackOff.MaxInterval = out.RetryBackOff.BaseInterval // they come from two policies
