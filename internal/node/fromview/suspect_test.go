@@ -65,7 +65,7 @@ func TestLeavingTravels(t *testing.T) {
 		a := startAgent(t, p, file)
 		expect := func(when string, want ...string) {
 			t.Helper()
-			time.Sleep(10 * time.Second)
+			time.Sleep(time.Minute) // longer than the pauses between two tries to connect
 			synctest.Wait()
 			if got := a.leaving(); !slices.Equal(got, want) {
 				t.Errorf("%s: %v, want %v", when, got, want)
@@ -105,7 +105,7 @@ func TestSuspectsTravel(t *testing.T) {
 		a := startAgent(t, p, file)
 		expect := func(when string, want ...string) {
 			t.Helper()
-			time.Sleep(10 * time.Second)
+			time.Sleep(time.Minute) // longer than the pauses between two tries to connect
 			synctest.Wait()
 			if got := a.suspects(); !slices.Equal(got, want) {
 				t.Errorf("%s: %v, want %v", when, got, want)
