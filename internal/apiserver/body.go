@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,11 +52,44 @@ const (
 // transfer is what is known of a request's connection. The handlers further in find
 // it in the context.
 type transfer struct {
-	control *http.ResponseController
 	// until is when the request must be over.
 	until time.Time
 	// unread: there is a body that has not been read to its end.
 	unread atomic.Bool
+
+	// control is nil once the request is over, as the server may use what is behind it for another request then. A handler may
+	// still be at work: the one that Kubernetes' timeout left.
+	mu      sync.Mutex
+	control *http.ResponseController
+}
+
+func newTransfer(w http.ResponseWriter, until time.Time) *transfer {
+	return &transfer{until: until, control: http.NewResponseController(w)}
+}
+
+// readUntil sets the deadline of reads. It does nothing where the connection has none, as recorders of tests, or is gone.
+func (t *transfer) readUntil(at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.control != nil {
+		_ = t.control.SetReadDeadline(at)
+	}
+}
+
+// writeUntil is like readUntil, for writes.
+func (t *transfer) writeUntil(at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.control != nil {
+		_ = t.control.SetWriteDeadline(at)
+	}
+}
+
+// over: the request is.
+func (t *transfer) over() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.control = nil
 }
 
 type transferKey struct{}
@@ -130,7 +164,7 @@ func (l *limiter) readBody(r *http.Request, resource bool, limit int64, mem *res
 	}
 	t := transferFrom(r.Context())
 	if t != nil {
-		_ = t.control.SetReadDeadline(time.Now().Add(l.BodyTime)) // not supported by recorders in tests
+		t.readUntil(time.Now().Add(l.BodyTime))
 	}
 	body, err := readAll(r.Body, r.ContentLength, limit, mem)
 	var timeout interface{ Timeout() bool }
@@ -145,7 +179,7 @@ func (l *limiter) readBody(r *http.Request, resource bool, limit int64, mem *res
 	}
 	if t != nil {
 		t.unread.Store(false)
-		_ = t.control.SetReadDeadline(t.until)
+		t.readUntil(t.until)
 	}
 	return body, checkBody(r, resource, body, mem)
 }

@@ -226,7 +226,8 @@ func (l *limiter) outside(next http.Handler, c *genericapiserver.Config) http.Ha
 			next.ServeHTTP(w, r) // which reports the error
 			return
 		}
-		t := &transfer{control: http.NewResponseController(w), until: time.Now().Add(c.RequestTimeout + l.SlowClient)}
+		t := newTransfer(w, time.Now().Add(c.RequestTimeout+l.SlowClient))
+		defer t.over()
 		t.unread.Store(r.ContentLength != 0)
 		ctx, cancel := t.context(r.Context())
 		defer cancel()
@@ -235,19 +236,19 @@ func (l *limiter) outside(next http.Handler, c *genericapiserver.Config) http.Ha
 		if c.LongRunningFunc(r, info) {
 			out.timer = time.AfterFunc(time.Hour, func() {
 				l.slow.Inc()
-				_ = t.control.SetWriteDeadline(time.Now()) // fails where the connection is gone, which is as good
+				t.writeUntil(time.Now())
 			})
 			out.timer.Stop()
 			defer out.timer.Stop()
 		} else {
 			// The request is over by then. The deadline is for the connection, whose
 			// peer may be gone. The server resets both deadlines afterwards.
-			_ = t.control.SetReadDeadline(t.until) // not supported by recorders in tests
-			_ = t.control.SetWriteDeadline(t.until)
+			t.readUntil(t.until)
+			t.writeUntil(t.until)
 		}
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(out), r)
 		if t.unread.Load() {
-			_ = t.control.SetReadDeadline(time.Now().Add(drainTime))
+			t.readUntil(time.Now().Add(drainTime))
 		}
 	})
 }
