@@ -119,6 +119,7 @@ func TestModeLabels(t *testing.T) {
 		}
 		want("another replica's", "n2", "userspace")
 		create("n3", nil)
+		synctest.Wait() // its event would be a reason to try again at once
 		writes.fail = 1
 		agent("n3", "iptables")
 		want("a failed write", "n3", "")
