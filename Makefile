@@ -18,7 +18,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients interop-pulsar soak lint gen bench cross image packages release release-check clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients interop-pulsar soak lint gen bench platforms cross image packages release release-check clean
 
 build: $(BIN)/proxima $(BIN)/proxima-sidecar ## build bin/proxima and bin/proxima-sidecar
 
@@ -89,10 +89,13 @@ gen: ## generate code and reference pages
 bench: build ## benchmarks; BENCH=smoke for a quick look
 	bench/run $(BENCH)
 
+# Types and vet, from sources: a minute for each where "make cross" takes ten.
+platforms:
+	CGO_ENABLED=0 $(GO) run ./tools/platforms linux/arm64 windows/amd64 darwin/arm64 -- ./cmd/proxima
+
 cross: ## build for every platform that must build
 	for target in linux/amd64 linux/arm64 windows/amd64 darwin/arm64; do \
 	  echo "$$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./cmd/proxima || exit 1; done
-	CGO_ENABLED=0 GOOS=windows $(GO) vet ./internal/proxy/kernelspace/... ./internal/proxy/modes ./internal/cli
 
 image: ## OCI images for linux/amd64 and linux/arm64, in dist/image
 	@$(RELEASE) image

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,8 +125,8 @@ func (s *Sidecar) launch() (*supervisor, error) {
 				break
 			}
 		}
-		_, _ = io.Copy(io.Discard, stdout) // until its end, which Wait has the reason of
-		p.err = cmd.Wait()
+		_, _ = io.Copy(io.Discard, stdout) // until its end
+		p.err = cmp.Or(cmd.Wait(), lines.Err())
 		if p.err == nil {
 			p.err = errors.New("it ended")
 		}
