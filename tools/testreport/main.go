@@ -1,5 +1,5 @@
 // Command testreport runs the tests and prints a summary: failures with their
-// output, every skipped test with its reason, the slowest packages, and one
+// output, every skipped test with its reason, the slowest packages and tests, and one
 // closing line of counts.
 //
 //	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] [-plain bench/b] -- ./...
@@ -15,6 +15,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -42,11 +43,24 @@ type report struct {
 	output                  map[testName][]string
 	skips                   []string
 	slow                    []string
+	tests                   []timedTest // that took long
 	passed, failed, skipped int
 	failures                []failure
 	racy                    map[string]bool // packages with a data race or a panic
 	plain                   []string        // modules that are tested without the race detector
 }
+
+// timedTest is a test that took long, with the time that it waited for others of its package.
+type timedTest struct {
+	testName
+	seconds float64
+}
+
+// slowTest is the time, in seconds, from which on a test is slow; maxSlow of them are shown.
+const (
+	slowTest = 10
+	maxSlow  = 25
+)
 
 // failure is a test of a module that failed, with its parents and its package.
 type failure struct {
@@ -193,6 +207,9 @@ func (r *report) take(e event) {
 }
 
 func (r *report) endTest(e event, name testName) {
+	if e.Elapsed >= slowTest && !strings.Contains(e.Test, "/") {
+		r.tests = append(r.tests, timedTest{name, e.Elapsed})
+	}
 	switch e.Action {
 	case "pass":
 		r.passed++
@@ -269,6 +286,13 @@ func (r *report) close(w io.Writer, forgiven []string) {
 	}
 	if len(r.slow) > 0 {
 		fmt.Fprintln(w, "slow packages: "+strings.Join(r.slow, ", "))
+	}
+	if len(r.tests) > 0 {
+		slices.SortFunc(r.tests, func(a, b timedTest) int { return cmp.Compare(b.seconds, a.seconds) })
+		fmt.Fprintln(w, "slow tests, with what they waited for others of their package:")
+		for _, s := range r.tests[:min(len(r.tests), maxSlow)] {
+			fmt.Fprintf(w, "  %4.0fs %s %s\n", s.seconds, short(s.pkg), s.test)
+		}
 	}
 	if len(forgiven) > 0 {
 		fmt.Fprintf(w, "passed only alone: %d\n  %s\n", len(forgiven), strings.Join(forgiven, "\n  "))
