@@ -97,12 +97,22 @@ func split(text string) ([]Object, error) {
 				Namespace string `json:"namespace"`
 			} `json:"metadata"`
 		}
-		if err := yaml.Unmarshal([]byte(part), &head); err != nil {
+		if err := yaml.Unmarshal([]byte(decoded(part)), &head); err != nil {
 			return nil, fmt.Errorf("a template of the chart makes no YAML: %w", err)
 		}
 		out = append(out, Object{head.APIVersion, head.Kind, head.Metadata.Namespace, head.Metadata.Name, part + "\n"})
 	}
 	return out, nil
+}
+
+// decoded is what split decodes of an object: everything, so that a value that makes no YAML is found; of a definition, which has no
+// values and whose schema takes most of the time of Render, what is before that.
+func decoded(part string) string {
+	if !strings.Contains(part, "\nkind: CustomResourceDefinition\n") {
+		return part
+	}
+	head, _, _ := strings.Cut(part, "\nspec:\n")
+	return head
 }
 
 // Join writes objects as one stream of YAML documents.
