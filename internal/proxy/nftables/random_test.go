@@ -77,7 +77,7 @@ func TestRandomHistories(t *testing.T) {
 
 // TestRandomHistoriesInMemory: the same on a fake of the kernel, and so many more.
 func TestRandomHistoriesInMemory(t *testing.T) {
-	seeds := uint64(60)
+	seeds := uint64(24)
 	if os.Getenv("PROXIMA_SOAK") != "" {
 		seeds = 5000
 	}
