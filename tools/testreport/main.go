@@ -2,10 +2,14 @@
 // output, every skipped test with its reason, the slowest packages and tests, and one
 // closing line of counts.
 //
-//	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] [-plain bench/b] -- ./...
+//	testreport [-timeout 25m] [-p 3] [-again 3] [-modules test/a,bench/b] [-plain bench/b] -- ./...
 //
 // Modules other than the main one are tested as a whole, each in its own folder; those of -plain without the race
 // detector, as what they run is built so anyway, and what is slow there is the compilation of their libraries.
+//
+// SQLite is C code in Go, which the race detector makes four times slower, and a parser of YAML ten times; they are compiled
+// without. Files of tests are in memory,
+// where /dev/shm has the space: what is synced there costs nothing, and what a power cut leaves is tested on a file system of our own.
 //
 // Some tests are pressed for time, upstream's among them, and a busy machine fails
 // them. If no more than -again tests fail, they run once more, with nothing else
@@ -17,6 +21,7 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +30,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // event is a line of "go test -json" (go doc test2json).
@@ -70,12 +77,17 @@ type failure struct {
 
 func main() {
 	timeout := flag.Duration("timeout", 20*time.Minute, "limit of one package's tests")
-	parallel := flag.Int("p", 2, "packages at a time")
+	parallel := flag.Int("p", 3, "packages at a time, more than there are processors, as some wait")
 	again := flag.Int("again", 3, "run failed tests once more, alone, if they are no more than this")
 	modules := flag.String("modules", "", "folders of further modules, separated by commas")
 	plain := flag.String("plain", "", "those of them that are tested without the race detector")
 	flag.Parse()
-	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
+	cleanUp, err := filesInMemory("/dev/shm")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testreport:", err)
+		os.Exit(1)
+	}
+	args := []string{"test", "-race", "-gcflags=modernc.org/...=-race=false", "-gcflags=go.yaml.in/...=-race=false", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
 	parallelArgs := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
 	r := newReport(strings.Split(*plain, ",")...)
 	fine := r.run(".", append(slices.Clone(parallelArgs), flag.Args()...))
@@ -89,9 +101,33 @@ func main() {
 		forgiven, fine = r.again(*again, append(args, "-count=1"))
 	}
 	r.close(os.Stdout, forgiven)
+	cleanUp()
 	if !fine {
 		os.Exit(1)
 	}
+}
+
+// memoryNeeded is what must be free, in bytes, for tests to have their files in memory. They have less than 2 GB.
+const memoryNeeded = 8 << 30
+
+// filesInMemory gives tests a folder for temporary files in one that is in memory, if it has the space. What go builds is kept out of
+// it.
+func filesInMemory(memory string) (cleanUp func(), err error) {
+	var space unix.Statfs_t
+	if err := unix.Statfs(memory, &space); err != nil || space.Type != unix.TMPFS_MAGIC || space.Bavail*uint64(space.Bsize) < memoryNeeded {
+		return func() {}, nil
+	}
+	if os.Getenv("GOTMPDIR") == "" {
+		if err := os.Setenv("GOTMPDIR", os.TempDir()); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := os.MkdirTemp(memory, "t") // short, as paths of sockets are
+	if err != nil {
+		return nil, err
+	}
+	// Tests run programs as other users.
+	return func() { _ = os.RemoveAll(dir) }, errors.Join(os.Chmod(dir, 0o777|os.ModeSticky), os.Setenv("TMPDIR", dir))
 }
 
 func newReport(plain ...string) *report {
@@ -103,7 +139,7 @@ func (r *report) run(dir string, args []string) bool {
 	cgo := "CGO_ENABLED=1"
 	if slices.Contains(r.plain, dir) {
 		cgo = "CGO_ENABLED=0"
-		args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-race" })
+		args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-race" || strings.HasPrefix(a, "-gcflags") })
 	}
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
