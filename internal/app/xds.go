@@ -27,6 +27,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/gateway/hosts"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/identity/issue"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -46,6 +47,7 @@ type proxies struct {
 	board    *issue.Board
 	external *externalTLS
 	ca       *x509.CertPool
+	sessions *access.Sessions
 	builder  *build.Builder
 	server   *xds.Server
 	hosts    *hosts.Table // of gateways of other sites
@@ -95,7 +97,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if err != nil {
 		return nil, err
 	}
-	p := &proxies{log: log, instance: i, board: d.board, external: d.external, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.VerifyClientCertIfGiven} // a workload gets its first one here, by a token
+	p := &proxies{log: log, instance: i, board: d.board, external: d.external, ca: s.ca.Pool(), sessions: a.sessions, authority: s.ca, clientAuth: tls.VerifyClientCertIfGiven} // a workload gets its first one here, by a token
 	p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) {
 		return i.catalog.Snapshot().Dataplanes.Get(key)
 	}
@@ -205,6 +207,7 @@ func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
 	}
 	info, ok := at.AuthInfo.(credentials.TLSInfo)
 	if !ok || len(info.State.PeerCertificates) == 0 {
+		p.sessions.Refuse(ctx)
 		return status.Error(codes.Unauthenticated, "a client certificate is needed")
 	}
 	if !p.instance.catalog.Synced() {

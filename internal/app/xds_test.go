@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,43 @@ func TestProxies(t *testing.T) {
 	}
 }
 
+// TestCertificateThatIsAskedForLater: a client whose certificate was not asked for, as the control plane did not know its authority yet,
+// is let in without a restart. Its connection would last for ever.
+func TestCertificateThatIsAskedForLater(t *testing.T) {
+	p := startProxyPlane(t)
+	d := &meshv1alpha1.Dataplane{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"},
+		Spec:       meshv1alpha1.DataplaneSpec{ServiceAccount: "web", Addresses: []string{"10.0.0.1"}},
+	}
+	if _, err := p.client.Create(t.Context(), kind.Dataplane, d); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := tls.X509KeyPair(p.rest.CertData, p.rest.KeyData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := p.tls()
+	var handshakes atomic.Int32
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if handshakes.Add(1) == 1 {
+			return &tls.Certificate{}, nil
+		}
+		return &admin, nil
+	}
+	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	testkit.Eventually(t, "the client is let in by the connection that it makes next", func() bool {
+		code, _ := askOn(t, conn, "default/default/web-1")
+		return code == codes.OK
+	})
+	if n := handshakes.Load(); n != 2 {
+		t.Errorf("%d handshakes", n)
+	}
+}
+
 // askProxy asks for listeners as a client, and return how that ends: OK once they are there.
 func askProxy(t *testing.T, address string, config *tls.Config, id string) (codes.Code, string) {
 	t.Helper()
@@ -144,6 +182,11 @@ func askProxy(t *testing.T, address string, config *tls.Config, id string) (code
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	return askOn(t, conn, id)
+}
+
+func askOn(t *testing.T, conn *grpc.ClientConn, id string) (codes.Code, string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)

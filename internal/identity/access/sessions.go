@@ -23,6 +23,9 @@ type Sessions struct {
 
 	mu   sync.Mutex
 	open map[*session]struct{}
+
+	// nameless are the connections (*sessionConn) whose clients gave no certificate, by their address.
+	nameless sync.Map
 }
 
 type session struct {
