@@ -130,43 +130,8 @@ func TestAccess(t *testing.T) {
 	follows := leads
 	follows.Sums, follows.Instances = func() *summary.Table { return nil }, theOther{leader}
 	for name, s := range map[string]*httptest.Server{"the leader": leader, "another instance": serverOf(t, follows)} {
-		for _, c := range []struct {
-			who       string
-			services  []string
-			problems  int
-			ofOthers  int // status of a Service of ops
-			theSeries int
-		}{
-			{"admin", []string{"ops/log", "shop/cart", "shop/web"}, 3, 200, 200},
-			{"seller", []string{"shop/cart", "shop/web"}, 1, 404, 400},
-			{"nobody", nil, 0, 404, 400},
-		} {
-			var services summary.Services
-			if code := asked(t, s, c.who, SummaryServicesPath+"?sort=name", &services); code != 200 {
-				t.Fatalf("%s, %s: %d", name, c.who, code)
-			}
-			var names []string
-			for _, l := range services.Services {
-				names = append(names, l.Namespace+"/"+l.Name)
-			}
-			var zones summary.Zones
-			var problems Problems
-			asked(t, s, c.who, SummaryZonesPath, &zones)
-			asked(t, s, c.who, ProblemsPath, &problems)
-			limited := c.who != "admin"
-			if !slices.Equal(names, c.services) || zones.Total.Services != len(names) || len(problems.Problems) != c.problems ||
-				limited != (zones.Partial != "") || limited != (services.Partial != "") || limited != (problems.Partial != "") {
-				t.Errorf("%s, %s: %v, totals %+v, partial %q, problems %+v", name, c.who, names, zones.Total, zones.Partial, problems)
-			}
-			if code := asked(t, s, c.who, SummaryServicePath+"?namespace=ops&name=log", &summary.Detail{}); code != c.ofOthers {
-				t.Errorf("%s, %s: a Service of ops answers %d", name, c.who, code)
-			}
-			if code := asked(t, s, c.who, SeriesPath+"?namespace=ops&name=log", &summary.Series{}); code != c.ofOthers {
-				t.Errorf("%s, %s: the series of a Service of ops answers %d", name, c.who, code)
-			}
-			if code := asked(t, s, c.who, SeriesPath, &summary.Series{}); code != c.theSeries {
-				t.Errorf("%s, %s: the series answer %d", name, c.who, code)
-			}
+		for _, w := range wronglyAnswered(t, s) {
+			t.Errorf("%s, %s", name, w)
 		}
 		for path, want := range map[string]int{
 			SummaryServicesPath + "?sort=size": 400, SummaryServicesPath + "?limit=x": 400, SummaryServicesPath + "?limit=100000": 400, SummaryServicePath: 400,
@@ -181,6 +146,66 @@ func TestAccess(t *testing.T) {
 	alone.Sums = func() *summary.Table { return nil }
 	if code := asked(t, serverOf(t, alone), "admin", SummaryZonesPath, nil); code != http.StatusServiceUnavailable {
 		t.Errorf("without an instance that plans: %d", code)
+	}
+}
+
+// wronglyAnswered is what a server answers to users against their rights, or does not answer.
+func wronglyAnswered(t *testing.T, s *httptest.Server) (found []string) {
+	t.Helper()
+	say := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+	for _, c := range []struct {
+		who       string
+		services  []string
+		problems  int
+		ofOthers  int // status of a Service of ops
+		theSeries int
+	}{
+		{"admin", []string{"ops/log", "shop/cart", "shop/web"}, 3, 200, 200},
+		{"seller", []string{"shop/cart", "shop/web"}, 1, 404, 400},
+		{"nobody", nil, 0, 404, 400},
+	} {
+		var services summary.Services
+		if code := asked(t, s, c.who, SummaryServicesPath+"?sort=name", &services); code != 200 {
+			t.Fatalf("%s: %d", c.who, code)
+		}
+		var names []string
+		for _, l := range services.Services {
+			names = append(names, l.Namespace+"/"+l.Name)
+		}
+		var zones summary.Zones
+		var problems Problems
+		asked(t, s, c.who, SummaryZonesPath, &zones)
+		asked(t, s, c.who, ProblemsPath, &problems)
+		limited := c.who != "admin"
+		if !slices.Equal(names, c.services) || zones.Total.Services != len(names) || len(problems.Problems) != c.problems ||
+			limited != (zones.Partial != "") || limited != (services.Partial != "") || limited != (problems.Partial != "") {
+			say("%s: %v, totals %+v, partial %q, problems %+v", c.who, names, zones.Total, zones.Partial, problems)
+		}
+		if code := asked(t, s, c.who, SummaryServicePath+"?namespace=ops&name=log", &summary.Detail{}); code != c.ofOthers {
+			say("%s: a Service of ops answers %d", c.who, code)
+		}
+		if code := asked(t, s, c.who, SeriesPath+"?namespace=ops&name=log", &summary.Series{}); code != c.ofOthers {
+			say("%s: the series of a Service of ops answers %d", c.who, code)
+		}
+		if code := asked(t, s, c.who, SeriesPath, &summary.Series{}); code != c.theSeries {
+			say("%s: the series answer %d", c.who, code)
+		}
+	}
+	return found
+}
+
+// TestGuardsBite: what TestAccess looks for is found where rights are others.
+func TestGuardsBite(t *testing.T) {
+	for name, broken := range map[string]rights{
+		"a user of one namespace sees all": {"admin": {"*"}, "seller": {"*"}},
+		"a user without rights sees one":   {"admin": {"*"}, "seller": {"shop"}, "nobody": {"ops"}},
+		"an administrator sees one":        {"admin": {"shop"}, "seller": {"shop"}},
+	} {
+		c := summed(t)
+		c.Authorizer = broken
+		if len(wronglyAnswered(t, serverOf(t, c))) == 0 {
+			t.Error("it is not found that " + name)
+		}
 	}
 }
 

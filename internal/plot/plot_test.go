@@ -134,29 +134,35 @@ func TestGolden(t *testing.T) {
 
 // TestText: whatever names are, an SVG has the elements that this package writes alone, and refers to nothing.
 func TestText(t *testing.T) {
-	elements := []string{"svg", "title", "style", "defs", "pattern", "path", "rect", "g", "polyline", "text"}
 	for name, d := range drawings() {
-		decoder := xml.NewDecoder(bytes.NewReader(d.SVG()))
-		for {
-			token, err := decoder.Token()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-				break
-			}
-			e, ok := token.(xml.StartElement)
-			if !ok {
-				continue
-			}
-			if !slices.Contains(elements, e.Name.Local) {
-				t.Errorf("%s has an element %s", name, e.Name.Local)
-			}
-			for _, a := range e.Attr {
-				if strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "href" || strings.Contains(a.Value, "url(") && a.Value != "url(#hatch)" {
-					t.Errorf("%s: %s has %s=%q", name, e.Name.Local, a.Name.Local, a.Value)
-				}
+		for _, f := range foreign(d.SVG()) {
+			t.Errorf("%s %s", name, f)
+		}
+	}
+}
+
+// foreign is what an SVG has that this package does not write.
+func foreign(svg []byte) (found []string) {
+	elements := []string{"svg", "title", "style", "defs", "pattern", "path", "rect", "g", "polyline", "text"}
+	decoder := xml.NewDecoder(bytes.NewReader(svg))
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			return append(found, err.Error())
+		}
+		e, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		if !slices.Contains(elements, e.Name.Local) {
+			found = append(found, "has an element "+e.Name.Local)
+		}
+		for _, a := range e.Attr {
+			if strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "href" || strings.Contains(a.Value, "url(") && a.Value != "url(#hatch)" {
+				found = append(found, fmt.Sprintf("%s has %s=%q", e.Name.Local, a.Name.Local, a.Value))
 			}
 		}
 	}
@@ -165,54 +171,92 @@ func TestText(t *testing.T) {
 // TestFrames: nothing is outside of the drawing; ribbons stay between the areas that they join, and labels within their room.
 func TestFrames(t *testing.T) {
 	for name, d := range drawings() {
-		all := Box{0, 0, d.Width, d.Height}
-		within := func(what string, b, in Box) {
-			const slack = 0.01
-			if b.X < in.X-slack || b.Y < in.Y-slack || b.X+b.Width > in.X+in.Width+slack || b.Y+b.Height > in.Y+in.Height+slack {
-				t.Errorf("%s: %s %+v is outside of %+v", name, what, b, in)
-			}
+		for _, o := range outside(d) {
+			t.Errorf("%s: %s", name, o)
 		}
-		areas := map[string]Box{}
-		for _, f := range d.Frames {
-			within("frame "+f.Name, f.Box, all)
+	}
+}
+
+// outside is what a drawing has outside of its place.
+func outside(d *Drawing) (found []string) {
+	all := Box{0, 0, d.Width, d.Height}
+	within := func(what string, b, in Box) {
+		const slack = 0.01
+		if b.X < in.X-slack || b.Y < in.Y-slack || b.X+b.Width > in.X+in.Width+slack || b.Y+b.Height > in.Y+in.Height+slack {
+			found = append(found, fmt.Sprintf("%s %+v is outside of %+v", what, b, in))
 		}
-		for _, a := range d.Areas {
-			within("area "+a.Zone, a.Box, all)
-			areas[a.Side+a.Zone] = a.Box
+	}
+	areas := map[string]Box{}
+	for _, f := range d.Frames {
+		within("frame "+f.Name, f.Box, all)
+	}
+	for _, a := range d.Areas {
+		within("area "+a.Zone, a.Box, all)
+		areas[a.Side+a.Zone] = a.Box
+	}
+	for _, c := range d.Cells {
+		within("cell", c.Box, d.Frames[0].Box)
+	}
+	for _, r := range d.Ribbons {
+		wide := max(r.Width, r.Filled)
+		if wide > thinnest {
+			within("start of "+r.Text, Box{areas["left"+r.From].X, r.Y1 - wide/2, 0, wide}, areas["left"+r.From])
+			within("end of "+r.Text, Box{areas["right"+r.To].X, r.Y2 - wide/2, 0, wide}, areas["right"+r.To])
 		}
-		for _, c := range d.Cells {
-			within("cell", c.Box, d.Frames[0].Box)
+		within("ribbon "+r.Text, Box{r.X1, min(r.Y1, r.Y2) - wide/2, r.X2 - r.X1, max(r.Y1, r.Y2) - min(r.Y1, r.Y2) + wide}, all)
+	}
+	for _, l := range d.Lines {
+		for i := 0; i+1 < len(l.Points); i += 2 {
+			within("point", Box{l.Points[i], l.Points[i+1], 0, 0}, all)
 		}
-		for _, r := range d.Ribbons {
-			wide := max(r.Width, r.Filled)
-			if wide > thinnest {
-				within("start of "+r.Text, Box{areas["left"+r.From].X, r.Y1 - wide/2, 0, wide}, areas["left"+r.From])
-				within("end of "+r.Text, Box{areas["right"+r.To].X, r.Y2 - wide/2, 0, wide}, areas["right"+r.To])
-			}
-			within("ribbon "+r.Text, Box{r.X1, min(r.Y1, r.Y2) - wide/2, r.X2 - r.X1, max(r.Y1, r.Y2) - min(r.Y1, r.Y2) + wide}, all)
+	}
+	for _, l := range d.Labels {
+		size := sizeOf(l.Style)
+		wide := widthOf(l.Text, size)
+		if wide > l.Room+0.01 {
+			found = append(found, fmt.Sprintf("label %q takes %.0f of %.0f", l.Text, wide, l.Room))
 		}
-		for _, l := range d.Lines {
-			for i := 0; i+1 < len(l.Points); i += 2 {
-				within("point", Box{l.Points[i], l.Points[i+1], 0, 0}, all)
-			}
+		x := l.X
+		switch l.Anchor {
+		case "end":
+			x -= wide
+		case "middle":
+			x -= wide / 2
 		}
-		for _, l := range d.Labels {
-			size := sizeOf(l.Style)
-			wide := widthOf(l.Text, size)
-			if wide > l.Room+0.01 {
-				t.Errorf("%s: label %q takes %.0f of %.0f", name, l.Text, wide, l.Room)
-			}
-			x := l.X
-			switch l.Anchor {
-			case "end":
-				x -= wide
-			case "middle":
-				x -= wide / 2
-			}
-			within("label "+l.Text, Box{x, l.Y - size, wide, size}, all)
+		within("label "+l.Text, Box{x, l.Y - size, wide, size}, all)
+	}
+	if len(d.Ribbons) > maxRibbons {
+		found = append(found, fmt.Sprintf("there are %d ribbons", len(d.Ribbons)))
+	}
+	return found
+}
+
+// TestGuardsBite: what TestText and TestFrames look for is found where it is.
+func TestGuardsBite(t *testing.T) {
+	for want, damage := range map[string]func(*Drawing){
+		"ribbon ":   func(d *Drawing) { d.Ribbons[0].X1 = -5 },
+		"start of ": func(d *Drawing) { d.Ribbons[0].Y1 -= d.Height / 2 },
+		"end of ":   func(d *Drawing) { d.Ribbons[0].Y2 += d.Height / 2 },
+		"label ":    func(d *Drawing) { d.Labels[0].Text = strings.Repeat("W", 500) },
+		"area ":     func(d *Drawing) { d.Areas[0].Box.Width = d.Width + 1 },
+		"frame ":    func(d *Drawing) { d.Frames[0].Box.Y = -1 },
+		"there are": func(d *Drawing) { d.Ribbons = append(d.Ribbons, make([]Ribbon, maxRibbons)...) },
+	} {
+		d := Zones(sumsOf(3, false))
+		damage(d)
+		if found := outside(d); !slices.ContainsFunc(found, func(f string) bool { return strings.HasPrefix(f, want) }) {
+			t.Errorf("%q is not found: %v", want, found)
 		}
-		if len(d.Ribbons) > maxRibbons {
-			t.Errorf("%s has %d ribbons", name, len(d.Ribbons))
+	}
+	for want, svg := range map[string]string{
+		"has an element script": "<svg><script>x</script></svg>",
+		"has onload":            `<svg onload="x"></svg>`,
+		"has href":              `<svg><text href="https://example.com">x</text></svg>`,
+		`has fill="url(`:        `<svg><rect fill="url(https://example.com)"/></svg>`,
+		"XML syntax error":      "<svg></text></svg>",
+	} {
+		if found := foreign([]byte(svg)); len(found) == 0 || !strings.Contains(strings.Join(found, "\n"), want) {
+			t.Errorf("%s: found %q, want %q", svg, found, want)
 		}
 	}
 }
