@@ -19,6 +19,17 @@ var hostile = []string{
 	"\u202egnp.exe\u2066", `=HYPERLINK("http://evil.example","x")`, `{{constructor.constructor('ran=1')()}}`, "%3Cscript%3Eran=1%3C/script%3E", "`${ran=1}`",
 }
 
+// Expressions for what must not be: elements that the console has none of, as markup; whether a text ran.
+const (
+	strange = `[...document.querySelectorAll('script, iframe, object, embed, base, form[action], img, a[href]:not([href^="#/"])')].filter(e => !(e.matches('script[src="console.js"]') || e.matches('a.skip'))).map(e => e.outerHTML).join()`
+	textRan = "typeof ran != 'undefined'"
+)
+
+// formulasIn is an expression for the number of rows of a CSV file that a spreadsheet would compute.
+func formulasIn(file string) string {
+	return file + `.split('\r\n').filter(l => /(^|,)"?[=+@]/.test(l)).length`
+}
+
 func TestHostileText(t *testing.T) {
 	t.Parallel()
 	s, url := serve(t, small)
@@ -90,7 +101,7 @@ func TestHostileText(t *testing.T) {
 			b.is("document.getElementById('app').textContent.includes(" + quote(want) + ")")
 		}
 		var bad string
-		b.eval(`[...document.querySelectorAll('script, iframe, object, embed, base, form[action], img, a[href]:not([href^="#/"])')].filter(e => !(e.matches('script[src="console.js"]') || e.matches('a.skip'))).map(e => e.outerHTML).join()`, &bad)
+		b.eval(strange, &bad)
 		if bad != "" {
 			t.Errorf("%s: the page has %s", hash, bad)
 		}
@@ -105,7 +116,7 @@ func TestHostileText(t *testing.T) {
 	b.do(chromedp.Click(".under button"))
 	b.is("typeof window.saved == 'string'")
 	var formulas int
-	b.eval(`window.saved.split('\r\n').filter(l => /(^|,)"?[=+@]/.test(l)).length`, &formulas)
+	b.eval(formulasIn("window.saved"), &formulas)
 	if formulas > 0 {
 		t.Errorf("%d rows of the CSV have formulas", formulas)
 	}
@@ -115,7 +126,7 @@ func TestHostileText(t *testing.T) {
 		t.Error("nothing was printed")
 	}
 	var ran bool
-	b.eval("typeof ran != 'undefined'", &ran)
+	b.eval(textRan, &ran)
 	if ran {
 		t.Error("a text ran")
 	}

@@ -103,7 +103,14 @@ func compare(t *testing.T, path string, got []byte) {
 		keep(t, path, got)
 		t.Fatalf("the size is %v, not %v", b.Bounds().Max, a.Bounds().Max)
 	}
-	different, size := 0, a.Bounds().Dx()*a.Bounds().Dy()
+	if different, size := differing(a, b); 1000*different > size {
+		keep(t, path, got)
+		t.Errorf("%d of %d pixels differ", different, size)
+	}
+}
+
+// differing counts the pixels that differ in pictures of one size.
+func differing(a, b image.Image) (different, size int) {
 	for y := range a.Bounds().Dy() {
 		for x := range a.Bounds().Dx() {
 			if !near(a, b, x, y) {
@@ -111,10 +118,7 @@ func compare(t *testing.T, path string, got []byte) {
 			}
 		}
 	}
-	if 1000*different > size {
-		keep(t, path, got)
-		t.Errorf("%d of %d pixels differ", different, size)
-	}
+	return different, a.Bounds().Dx() * a.Bounds().Dy()
 }
 
 // near: a step that no eye sees, of another version of the rasteriser, is no difference.
