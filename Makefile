@@ -18,7 +18,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients interop-pulsar soak lint gen bench platforms cross image packages release release-check clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube interop-envoy interop-gatewayapi interop-registries interop-clients interop-pulsar soak lint gen bench cross image packages release release-check clean
 
 build: $(BIN)/proxima $(BIN)/proxima-sidecar ## build bin/proxima and bin/proxima-sidecar
 
@@ -89,7 +89,7 @@ gen: ## generate code and reference pages
 bench: build ## benchmarks; BENCH=smoke for a quick look
 	bench/run $(BENCH)
 
-# Types and vet, from sources: a minute for each where "make cross" takes ten.
+# Types and vet, from sources: a minute for each where "make cross" takes ten. It has no text, as interop-kernels.
 platforms:
 	CGO_ENABLED=0 $(GO) run ./tools/platforms linux/arm64 windows/amd64 darwin/arm64 -- ./cmd/proxima
 
