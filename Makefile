@@ -96,6 +96,7 @@ platforms:
 cross: ## build for every platform that must build
 	for target in linux/amd64 linux/arm64 windows/amd64 darwin/arm64; do \
 	  echo "$$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./cmd/proxima || exit 1; done
+	CGO_ENABLED=0 GOOS=windows $(GO) vet ./internal/proxy/kernelspace/... ./internal/proxy/modes ./internal/cli
 
 image: ## OCI images for linux/amd64 and linux/arm64, in dist/image
 	@$(RELEASE) image

@@ -8,8 +8,8 @@
 // detector, as what they run is built so anyway, and what is slow there is the compilation of their libraries.
 //
 // SQLite is C code in Go, which the race detector makes four times slower, and a parser of YAML ten times; they are compiled
-// without. Files of tests are in memory,
-// where /dev/shm has the space: what is synced there costs nothing, and what a power cut leaves is tested on a file system of our own.
+// without. Files of tests are in memory where /dev/shm has the space, but for the long versions: what is synced there costs nothing,
+// and what a power cut leaves is tested on a file system of our own.
 //
 // Some tests are pressed for time, upstream's among them, and a busy machine fails
 // them. If no more than -again tests fail, they run once more, with nothing else
@@ -82,10 +82,13 @@ func main() {
 	modules := flag.String("modules", "", "folders of further modules, separated by commas")
 	plain := flag.String("plain", "", "those of them that are tested without the race detector")
 	flag.Parse()
-	cleanUp, err := filesInMemory("/dev/shm")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "testreport:", err)
-		os.Exit(1)
+	cleanUp := func() {}
+	if os.Getenv("PROXIMA_SOAK") == "" { // the long versions write for hours
+		var err error
+		if cleanUp, err = filesInMemory("/dev/shm"); err != nil {
+			fmt.Fprintln(os.Stderr, "testreport:", err)
+			os.Exit(1)
+		}
 	}
 	args := []string{"test", "-race", "-gcflags=modernc.org/...=-race=false", "-gcflags=go.yaml.in/...=-race=false", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
 	parallelArgs := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
@@ -107,7 +110,7 @@ func main() {
 	}
 }
 
-// memoryNeeded is what must be free, in bytes, for tests to have their files in memory. They have less than 2 GB.
+// memoryNeeded is what must be free, in bytes, for tests to have their files in memory.
 const memoryNeeded = 8 << 30
 
 // filesInMemory gives tests a folder for temporary files in one that is in memory, if it has the space. What go builds is kept out of
