@@ -76,6 +76,7 @@ func routesTo(name, cluster string, retries, affinity bool) *route.RouteConfigur
 	}
 	if retries {
 		action.RetryPolicy = &route.RetryPolicy{RetryOn: retryOn, NumRetries: wrapperspb.UInt32(retryAttempts)}
+		translate.RetryElsewhere(action.RetryPolicy)
 	}
 	if affinity {
 		action.HashPolicy = []*route.RouteAction_HashPolicy{{PolicySpecifier: &route.RouteAction_HashPolicy_ConnectionProperties_{

@@ -9,6 +9,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	previousv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	prioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	hashv3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -47,17 +48,30 @@ func settings(action *routev3.RouteAction, b *policy.Backend, r *policy.Route) {
 // that endpoint 90 % of the requests of a zone: one of 16 further choices is another with 81 % probability, one of 3 with 27 %.
 const hostSelections = 16
 
+// triesPerPriority of a request, before its retries leave the endpoints of that priority. The first retry stays, as one endpoint may
+// have failed; the second one leaves, as all that a plan gives to a zone may be in a zone that failed.
+const triesPerPriority = 2
+
+// RetryElsewhere sets where a policy's retries go: not to an endpoint that failed already, and from the second one on to those of the
+// next priority, which are of other zones or sites.
+func RetryElsewhere(p *routev3.RetryPolicy) {
+	p.RetryHostPredicate = []*routev3.RetryPolicy_RetryHostPredicate{{
+		Name:       "envoy.retry_host_predicates.previous_hosts",
+		ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: pack(&previousv3.PreviousHostsPredicate{})},
+	}}
+	p.HostSelectionRetryMaxAttempts = hostSelections
+	p.RetryPriority = &routev3.RetryPolicy_RetryPriority{
+		Name:       "envoy.retry_priorities.previous_priorities",
+		ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{TypedConfig: pack(&prioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: triesPerPriority})},
+	}
+}
+
 func retryPolicy(b *policy.Backend) *routev3.RetryPolicy {
 	out := &routev3.RetryPolicy{
 		NumRetries: number(b.Retry.Attempts), PerTryTimeout: positive(b.Timeout.PerTry),
 		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{BaseInterval: span(b.Retry.Backoff.Base), MaxInterval: span(b.Retry.Backoff.Max)},
-		// Not to the endpoint that just failed.
-		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
-			Name:       "envoy.retry_host_predicates.previous_hosts",
-			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: pack(&previousv3.PreviousHostsPredicate{})},
-		}},
-		HostSelectionRetryMaxAttempts: hostSelections,
 	}
+	RetryElsewhere(out)
 	if base, most := b.Retry.Backoff.Base.Value(), b.Retry.Backoff.Max.Value(); most < base {
 		out.RetryBackOff.MaxInterval = out.RetryBackOff.BaseInterval // they come from two policies
 	}
