@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -10,8 +11,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
@@ -62,6 +65,37 @@ func BenchmarkStep(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/10k-services")
+}
+
+// BenchmarkFailZone is what a question costs that concerns 10,000 planned Services of 3 endpoints, among 100 zones.
+func BenchmarkFailZone(b *testing.B) {
+	client, zones := resourcetest.New(), []string{}
+	for i := range 100 {
+		zones = append(zones, fmt.Sprintf("z%02d", i))
+		client.Seed(node("n-"+zones[i], zones[i]))
+	}
+	for i := range 10_000 {
+		s := adaptive()
+		s.Name, s.UID = fmt.Sprintf("s%05d", i), ""
+		slice := sliceOf(s.Name, "xxx")
+		for k := range slice.Endpoints {
+			slice.Endpoints[k].Zone = &zones[(i+7*k)%len(zones)]
+		}
+		client.Seed(s, slice)
+	}
+	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- world.Run(ctx) }()
+	b.Cleanup(func() { cancel(); <-done })
+	c := New(Config{Client: client, Catalog: world})
+	testkit.Eventually(b, "the catalog is read", world.Synced)
+	for b.Loop() {
+		s, err := c.Simulate(Change{FailZones: []locality.Zone{"z02"}, Summary: true})
+		if err != nil || s.Summary.Services != 10_000 {
+			b.Fatalf("%+v, %v", s, err)
+		}
+	}
 }
 
 // BenchmarkEndpointChange is what one changed slice costs among 10,000 Services: the

@@ -82,7 +82,7 @@ type Controller struct {
 	// plans writes TrafficPlans, status conditions of Services, policies the statuses of
 	// ZoneCosts and TopologyHeuristics.
 	plans, status, policies *loop.Loop
-	scratch                 sync.Pool // of *scratch
+	memory                  sync.Pool // of *plans
 	// advised are Services whose hints are to be written again.
 	advised changes.Feed[resource.Key]
 
@@ -108,7 +108,7 @@ func New(config Config) *Controller {
 		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand, model: newModel(config.Site),
 		entries: map[resource.Key]*entry{}, hints: map[resource.Key]*hinting{}, changed: map[resource.Key]struct{}{}, kept: map[resource.Key]struct{}{},
 	}
-	c.scratch.New = func() any { return &scratch{} }
+	c.memory.New = func() any { return &plans{} }
 	if c.clock == nil {
 		c.clock = clock.RealClock{}
 	}

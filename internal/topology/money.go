@@ -128,9 +128,12 @@ func moneyOf(p *prices, f *flows, v *demand.Volume, in *input, share func(from, 
 	for _, w := range in.weight {
 		weights += w
 	}
+	for _, w := range f.ways {
+		m.Now += p.month(w.from, w.to, w.bytes)
+	}
 	for i, bytes := range f.sources {
-		for j, x := range f.bytes[i] {
-			m.Now += p.month(i, j, x)
+		if bytes == 0 {
+			continue
 		}
 		for j := range f.sources {
 			m.Planned += p.month(i, j, bytes*share(i, j))

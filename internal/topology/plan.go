@@ -144,8 +144,8 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 	if e == nil || e.mode.Kind != Planned {
 		return false
 	}
-	scratch := c.scratch.Get().(*scratch)
-	defer c.scratch.Put(scratch)
+	memory := c.memory.Get().(*plans)
+	defer c.memory.Put(memory)
 	now := c.clock.Now()
 	for _, u := range e.units {
 		if u.group == nil {
@@ -156,10 +156,12 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		}
 		demand := c.estimate(serviceName(service), familyOf(u.name.Family), u.group.Ports, &u.in, u.group)
 		problem := u.in.problem(&demand)
-		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
+		memory.again()
+		best, err := memory.solveProblem(u.in.topology, &problem)
+		if err != nil {
 			return false
 		}
-		metrics, gap, limit := compare(u.group, &u.in, demand, &scratch.plan)
+		metrics, gap, limit := compare(u.group, &u.in, demand, best.plan)
 		republisher := u.republisher
 		if republisher.Step(now, false, gap) != planner.Keep {
 			return false
@@ -175,12 +177,6 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		}
 	}
 	return true
-}
-
-// scratch is memory for solving.
-type scratch struct {
-	solver planner.Solver
-	plan   planner.Plan
 }
 
 // compare what a plan gives for a demand with the best plan: its metrics, how much worse
@@ -274,7 +270,10 @@ func (c *Controller) evaluateGroup(
 		is.Published = metav1.NewTime(now)
 		return is, u, func() { *u = unit{name: g.Name} }
 	}
-	s, err := c.solve(serviceName(service), g.Group, &in, was)
+	memory := c.memory.Get().(*plans)
+	defer c.memory.Put(memory)
+	memory.again()
+	s, err := c.solve(serviceName(service), g.Group, &in, was, memory)
 	if err != nil {
 		// Inputs are checked where they come in, so this is a fault of the planner. The old
 		// plan stays.
@@ -322,7 +321,10 @@ func (c *Controller) noteLong(key resource.Key, service *corev1.Service, u *unit
 	if !ok {
 		return
 	}
-	long := flowsOf(&v, in).long(&v, shareOf(g, in), u.long != "")
+	var long *Long
+	if lastsLong(&v) {
+		long = flowsOf(&v, in).long(&v, shareOf(g, in), u.long != "")
+	}
 	if (long != nil) == (u.long != "") {
 		return
 	}
@@ -363,18 +365,45 @@ type solution struct {
 }
 
 // solve a group for the demand as it is now.
-func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *input, was *plannerv1alpha1.PortGroup) (*solution, error) {
-	return solveFor(in, c.estimate(service, familyOf(g.Name.Family), g.Ports, in, was))
+func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *input, was *plannerv1alpha1.PortGroup, memory *plans) (*solution, error) {
+	return memory.solve(in, c.estimate(service, familyOf(g.Name.Family), g.Ports, in, was))
 }
 
-func solveFor(in *input, demand estimated) (*solution, error) {
-	s := &solution{plan: &planner.Plan{}, problem: in.problem(&demand), demand: demand}
-	var solver planner.Solver
-	if err := solver.Solve(in.topology, &s.problem, s.plan); err != nil {
+// plans are memory for the solutions of one Service after the other: with 100 zones a plan has 80 kB. Nil is none: each solution has
+// its own.
+type plans struct {
+	solver planner.Solver
+	all    []*planner.Plan
+	used   int
+}
+
+// again gives the memory of all solutions back.
+func (m *plans) again() { m.used = 0 }
+
+func (m *plans) solve(in *input, demand estimated) (*solution, error) {
+	problem := in.problem(&demand)
+	s, err := m.solveProblem(in.topology, &problem)
+	if err != nil {
 		return nil, fmt.Errorf("solve: %w", err)
 	}
+	s.demand = demand
 	return s, nil
 }
+
+// solveProblem without saying of which demand it is.
+func (m *plans) solveProblem(t *planner.Topology, p *planner.Problem) (*solution, error) {
+	if m == nil {
+		m = &plans{}
+	}
+	if m.used == len(m.all) {
+		m.all = append(m.all, &planner.Plan{})
+	}
+	s := &solution{plan: m.all[m.used], problem: *p}
+	m.used++
+	return s, m.solver.Solve(t, p, s.plan)
+}
+
+func solveFor(in *input, demand estimated) (*solution, error) { return (*plans)(nil).solve(in, demand) }
 
 // follows says whether a plan is what its inputs give, for the demand that it was made
 // for. If that was guessed and still is, the guess is an input like any other.
@@ -383,7 +412,10 @@ func (c *Controller) follows(was *plannerv1alpha1.PortGroup, g *trafficplan.Grou
 	if !demand.measured && !now.measured {
 		demand = now
 	}
-	s, err := solveFor(in, demand)
+	memory := c.memory.Get().(*plans)
+	defer c.memory.Put(memory)
+	memory.again()
+	s, err := memory.solve(in, demand)
 	if err != nil {
 		return false
 	}

@@ -165,16 +165,17 @@ func (c *Controller) candidates(
 	service *corev1.Service,
 	parts []*plannerv1alpha1.TrafficPlan,
 ) []*candidate {
-	return c.candidatesIn(snapshot, m, c.modeOf(snapshot, service), service, parts)
+	return c.candidatesIn(snapshot, m, c.modeOf(snapshot, service), service, parts, nil)
 }
 
-// candidatesIn a mode.
+// candidatesIn a mode, whose best plans are in the memory that is given.
 func (c *Controller) candidatesIn(
 	snapshot *catalog.Snapshot,
 	m *model,
 	mode Mode,
 	service *corev1.Service,
 	parts []*plannerv1alpha1.TrafficPlan,
+	memory *plans,
 ) []*candidate {
 	params := c.paramsOf(service, parts)
 	var out []*candidate
@@ -189,7 +190,7 @@ func (c *Controller) candidatesIn(
 		if u.in, err = m.inputOf(params, g); err != nil {
 			continue
 		}
-		if u.best, err = c.solve(serviceName(service), g.Group, &u.in, u.plan); err == nil {
+		if u.best, err = c.solve(serviceName(service), g.Group, &u.in, u.plan, memory); err == nil {
 			out = append(out, u)
 		}
 	}

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -156,12 +159,16 @@ type Simulated struct {
 	After  planner.Metrics `json:"after"`
 	// Unplanned is what would be if the plan of before stayed; nil where it could not, as
 	// endpoints are others.
-	Unplanned *planner.Metrics     `json:"unplanned,omitempty"`
-	Plan      *explain.Explanation `json:"plan"`
+	Unplanned *planner.Metrics `json:"unplanned,omitempty"`
+	// Plan explains that of the situation; nil where a summary is asked for.
+	Plan *explain.Explanation `json:"plan"`
 	// MoneyBefore and MoneyAfter are what the plans of before and after cost in a month; nil: no
 	// price or no bytes are known.
 	MoneyBefore *Money `json:"moneyBefore,omitempty"`
 	MoneyAfter  *Money `json:"moneyAfter,omitempty"`
+
+	// served: an endpoint is left, in this site or elsewhere.
+	served bool
 }
 
 // UnknownError says what of a Change names nothing that there is.
@@ -213,27 +220,72 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 			return nil, err
 		}
 	}
-	for _, key := range services {
-		service, _ := q.snapshot.Services.Get(key)
-		different := false
-		for _, u := range c.candidates(q.snapshot, q.model, service, partsOf(q.snapshot, key)) {
-			s, changed, err := q.simulate(u, key)
-			if err != nil {
-				return nil, fmt.Errorf("service %s: %w", key, err)
-			}
-			if changed {
-				q.money(c, &s, u, key, service)
-				s.Planned, different = q.modes.Of(service).Kind == Planned, true
-				if out.add(s); change.Summary {
-					out.Services = out.Services[:0]
-				}
+	all, err := q.each(c, services)
+	if err != nil {
+		return nil, err
+	}
+	for _, simulated := range all {
+		for i := range simulated {
+			if out.add(simulated[i]); change.Summary {
+				out.Services = out.Services[:0]
 			}
 		}
-		if !different {
+		if len(simulated) == 0 {
 			out.Unaffected++
 		}
 	}
 	out.Summary.finish()
+	return out, nil
+}
+
+// each of some Services in the situation, on all processors: those that it changes.
+func (q *question) each(c *Controller, services []resource.Key) ([][]Simulated, error) {
+	if !q.change.Summary {
+		q.ratios() // they are the same for all
+	}
+	out, errs := make([][]Simulated, len(services)), make([]error, len(services))
+	var next atomic.Int64
+	var failed atomic.Bool
+	var working sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(services)) {
+		working.Go(func() {
+			memory := &plans{}
+			for !failed.Load() {
+				i := int(next.Add(1)) - 1
+				if i >= len(services) {
+					return
+				}
+				memory.again()
+				if out[i], errs[i] = q.simulate(c, services[i], memory); errs[i] != nil {
+					failed.Store(true)
+				}
+			}
+		})
+	}
+	working.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return nil, fmt.Errorf("service %s: %w", services[i], err)
+		}
+	}
+	return out, nil
+}
+
+// simulate a Service: its groups that the situation changes.
+func (q *question) simulate(c *Controller, key resource.Key, memory *plans) (out []Simulated, err error) {
+	service, _ := q.snapshot.Services.Get(key)
+	mode := q.modes.Of(service)
+	for _, u := range c.candidatesIn(q.snapshot, q.model, mode, service, partsOf(q.snapshot, key), memory) {
+		s, plan, err := q.situation(u, key, memory)
+		if err != nil {
+			return nil, err
+		}
+		if plan != nil {
+			q.money(c, &s, u, key, service, plan)
+			s.Planned = mode.Kind == Planned
+			out = append(out, s)
+		}
+	}
 	return out, nil
 }
 
@@ -309,9 +361,10 @@ func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
 	return keys, zones
 }
 
-func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, changed bool, err error) {
+// situation of a group of ports, and the solution for it, in the memory that is given; nil: it is as it was.
+func (q *question) situation(u *candidate, key resource.Key, memory *plans) (s Simulated, after *solution, err error) {
 	before, t := u.best.plan, u.in.topology
-	p, stays := &u.best.problem, true
+	p, stays, changed := &u.best.problem, true, false
 	zone := func(name locality.Zone) (int, error) {
 		if at, ok := t.Index(name); ok {
 			return at, nil
@@ -330,10 +383,10 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 		for name, weight := range out {
 			at, err := zone(name)
 			if err != nil {
-				return s, false, err
+				return s, nil, err
 			}
 			if p, err = explain.AddEndpoints(p, at, -weight); err != nil {
-				return s, false, err
+				return s, nil, err
 			}
 		}
 	}
@@ -343,17 +396,17 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 		}
 		at, err := zone(e.Zone)
 		if err != nil {
-			return s, false, err
+			return s, nil, err
 		}
 		if e.Add > maxAdd {
-			return s, false, &planner.FieldError{Field: "endpoints", Reason: fmt.Sprintf("%+d, at most +%d", e.Add, maxAdd)}
+			return s, nil, &planner.FieldError{Field: "endpoints", Reason: fmt.Sprintf("%+d, at most +%d", e.Add, maxAdd)}
 		}
 		add := e.Add
 		if u.in.weighted() {
 			add *= int64(trafficplan.DefaultWeight)
 		}
 		if p, err = explain.AddEndpoints(p, at, add); err != nil {
-			return s, false, err
+			return s, nil, err
 		}
 		changed, stays = true, false
 	}
@@ -363,26 +416,31 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 		}
 		at, err := zone(d.Zone)
 		if err != nil {
-			return s, false, err
+			return s, nil, err
 		}
 		if p, err = explain.ScaleDemand(p, at, d.Factor); err != nil {
-			return s, false, err
+			return s, nil, err
 		}
 		changed = true
 	}
-	after, err := planner.Solve(t, p)
-	if err != nil {
-		return s, false, err
+	if !changed {
+		return s, nil, nil
+	}
+	if after, err = memory.solveProblem(t, p); err != nil {
+		return s, nil, err
 	}
 	s = Simulated{
 		Service: key.String(), Ports: u.group.Ports, Family: string(u.group.Name.Family),
-		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(q.ratios(), t, p.Weight)),
+		Before: before.Metrics(), After: after.plan.Metrics(), served: after.plan.HasEndpoints(),
+	}
+	if !q.change.Summary {
+		s.Plan = explain.Of(after.plan, p, compared(q.ratios(), t, p.Weight))
 	}
 	if stays {
 		m := before.Under(p.Demand)
 		s.Unplanned = &m
 	}
-	return s, changed, nil
+	return s, after, nil
 }
 
 // shifted is the weight that the shifts take out of a group, by zone. Where they take out
@@ -444,8 +502,8 @@ func weightsOf(groups []*trafficplan.Group, u *candidate) map[locality.Zone]int6
 	return nil
 }
 
-// money of a simulated plan and of the one before, where it is known.
-func (q *question) money(c *Controller, s *Simulated, u *candidate, key resource.Key, service *corev1.Service) {
+// money of the plan of a situation and of the one before, where it is known.
+func (q *question) money(c *Controller, s *Simulated, u *candidate, key resource.Key, service *corev1.Service, made *solution) {
 	price := q.model.priced(paramsFor(service, partsOf(q.snapshot, key)).Costs, &u.in, q.change.Price)
 	if price == nil {
 		return
@@ -464,19 +522,14 @@ func (q *question) money(c *Controller, s *Simulated, u *candidate, key resource
 		f = enteredFlows(u, q.change.Bytes[i].Bytes)
 	}
 	// Bytes of a zone follow its demand.
-	for _, z := range s.Plan.Zones {
-		from, _ := u.in.topology.Index(z.Name)
-		was := u.best.demand.shares[from]
-		if was == 0 {
+	for from, bytes := range f.sources {
+		noNodes := made.problem.NoNodes != nil && made.problem.NoNodes[from]
+		if bytes == 0 || noNodes || u.best.demand.shares[from] == 0 {
 			continue
 		}
-		scale := q.scaled(key, z.Name)
-		if z.NoNodes {
-			scale = 0
-		}
-		for _, share := range z.To {
-			to, _ := u.in.topology.Index(share.Zone)
-			after.Planned += price.month(from, to, f.sources[from]*scale*share.Share)
+		scale := q.scaled(key, u.in.topology.Zone(from).Name)
+		for to := range f.sources {
+			after.Planned += price.month(from, to, bytes*scale*made.plan.Share(from, to))
 		}
 	}
 	s.MoneyAfter = &after

@@ -49,15 +49,14 @@ func (s *Summary) add(v *Simulated) {
 	}
 	s.Before.InZone, s.Before.Cost = s.Before.InZone+v.Before.InZone, s.Before.Cost+v.Before.Cost
 	s.Before.Worst = max(s.Before.Worst, v.Before.Worst)
-	served := v.served()
-	if served {
+	if v.served {
 		s.served++
 		s.After.InZone, s.After.Cost = s.After.InZone+v.After.InZone, s.After.Cost+v.After.Cost
 	}
 	if v.After.Worst > s.After.Worst {
 		s.After.Worst, s.Busiest = v.After.Worst, v.Service+" "+titleOf(v.Ports, v.Family)
 	}
-	if !served && v.Service != s.lastUnserved {
+	if !v.served && v.Service != s.lastUnserved {
 		s.UnservedCount, s.lastUnserved = s.UnservedCount+1, v.Service
 		if len(s.Unserved) < MaxUnserved {
 			s.Unserved = append(s.Unserved, v.Service)
@@ -71,16 +70,6 @@ func (s *Summary) add(v *Simulated) {
 	}
 	s.MoneyBefore[v.MoneyBefore.Currency] += v.MoneyBefore.Planned
 	s.MoneyAfter[v.MoneyAfter.Currency] += v.MoneyAfter.Planned
-}
-
-// served reports whether any endpoint is left, in this site or elsewhere.
-func (v *Simulated) served() bool {
-	for _, z := range v.Plan.Zones {
-		if z.Weight > 0 || len(z.To) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // finish turns sums into means. s may be nil.

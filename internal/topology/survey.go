@@ -235,8 +235,10 @@ func (s *survey) measured(line *Surveyed, u *candidate, key resource.Key, price 
 	v, ok := s.c.volumeOf(proxy.ServiceName(key), familyOf(u.group.Name.Family), u.group.Ports)
 	if f := flowsOf(&v, &u.in); ok && f.total > 0 {
 		home := 0.0
-		for i := range f.sources {
-			home += f.bytes[i][i]
+		for _, w := range f.ways {
+			if w.from == w.to {
+				home += w.bytes
+			}
 		}
 		line.GB.Now = gb * (1 - home/f.total)
 	}
@@ -291,8 +293,11 @@ func (s *survey) entered(line *Surveyed, u *candidate, base *kubeProxy, entries 
 	f.total = line.GB.Amount * bytesPerGB / traffic.SecondsPerMonth
 	for i := range f.sources {
 		for j := range f.sources {
-			f.bytes[i][j] = f.total * now(i, j)
-			f.sources[i] += f.bytes[i][j]
+			w := flow{from: i, to: j, bytes: f.total * now(i, j)}
+			if w.bytes > 0 {
+				f.ways = append(f.ways, w)
+				f.sources[i] += w.bytes
+			}
 		}
 	}
 	line.Money = moneyOf(price, f, &demand.Volume{}, &u.in, best.plan.Share)

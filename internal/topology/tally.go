@@ -119,6 +119,7 @@ const (
 // snapshot, belongs to one goroutine, and shares the snapshot's objects.
 type Tally struct {
 	c       *Controller
+	memory  *plans // of the Tallier
 	service proxy.ServiceName
 	line    Line
 	groups  []tallied
@@ -141,18 +142,19 @@ type tallied struct {
 	demand estimated
 	now    planner.Metrics
 	ways   Alternatives
-	// best plan for it; nil: no price is known.
-	best *planner.Plan
+	// best are the shares of the best plan for it, as share has them; nil: no price is known.
+	best []float64
 }
 
 // Tallier prepares Services for sums, from what deltas say of Nodes and costs. For one goroutine. Make it with Controller.Tallier.
 type Tallier struct {
-	c     *Controller
-	model *model
+	c      *Controller
+	model  *model
+	memory plans
 }
 
 // Tallier of the plans of a controller.
-func (c *Controller) Tallier() *Tallier { return &Tallier{c, newModel(c.config.Site)} }
+func (c *Controller) Tallier() *Tallier { return &Tallier{c: c, model: newModel(c.config.Site)} }
 
 // Apply a delta of Nodes and ZoneCosts. all: each Service has to be prepared anew.
 func (r *Tallier) Apply(d *catalog.Delta) (all bool) {
@@ -171,16 +173,17 @@ func (r *Tallier) Tally(snapshot *catalog.Snapshot, key resource.Key) (t *Tally,
 	cluster, _ := m.current()
 	mode := Modes{snapshot: snapshot, fallback: c.config.DefaultMode, several: len(cluster.names) > 1}.Of(service)
 	parts := partsOf(snapshot, key)
-	t = &Tally{c: c, service: proxy.ServiceName(key), line: Line{
+	t = &Tally{c: c, memory: &r.memory, service: proxy.ServiceName(key), line: Line{
 		Namespace: key.Namespace, Name: key.Name, Mode: mode.Name, Level: mode.Level,
 	}}
 	if t.line.Code = codeOf(key, service); t.line.Code != "" {
 		return t, true
 	}
 	params := c.paramsOf(service, parts)
+	r.memory.again()
 	endpoints, zones := 0, map[locality.Zone]bool{}
 	ruled := map[string]*RulingReport{}
-	candidates := c.candidatesIn(snapshot, m, mode, service, parts)
+	candidates := c.candidatesIn(snapshot, m, mode, service, parts, &r.memory)
 	if mode.Kind == Custom {
 		for _, r := range rulingReports(snapshot, key, groupsIn(parts), candidates) {
 			ruled[r.Family] = &r
@@ -248,26 +251,37 @@ func (c *Controller) reasonOf(mode Mode, service *corev1.Service, l *Line) (code
 	return LinePending, "its EndpointSlices have not been looked at yet", false
 }
 
+// among the targets, shares of the connections of each zone.
+func (g *tallied) among(share func(from, to int) float64) []float64 {
+	n := g.in.topology.Len()
+	out := make([]float64, n*len(g.targets))
+	for from := range n {
+		for k, to := range g.targets {
+			out[from*len(g.targets)+k] = share(from, to)
+		}
+	}
+	return out
+}
+
 // route works out where connections go now.
 func (g *tallied) route() {
-	n := g.in.topology.Len()
-	share := g.base.share
-	switch {
-	case g.plan != nil:
-		share = shareOf(g.plan, &g.in)
-	case g.ruled != nil:
-		share = func(int, int) float64 { return 0 }
-	}
 	for to, count := range g.in.count {
 		if count > 0 {
 			g.targets = append(g.targets, to)
 		}
 	}
-	g.share = make([]float64, n*len(g.targets))
-	for from := range n {
-		for k, to := range g.targets {
-			g.share[from*len(g.targets)+k] = share(from, to)
+	switch {
+	case g.plan != nil:
+		g.share = make([]float64, g.in.topology.Len()*len(g.targets))
+		for from, to := range sharesIn(g.plan, &g.in) {
+			if k := slices.Index(g.targets, to.zone); k >= 0 {
+				g.share[from*len(g.targets)+k] = to.share
+			}
 		}
+	case g.ruled != nil:
+		g.share = make([]float64, g.in.topology.Len()*len(g.targets))
+	default:
+		g.share = g.among(g.base.share)
 	}
 	if g.plan != nil || g.ruled == nil {
 		return
@@ -294,7 +308,7 @@ func (g *tallied) route() {
 // measure what the routing in effect makes of the demand of the best plan.
 func (g *tallied) measure(best *solution) {
 	if g.demand = best.demand; g.price != nil {
-		g.best = best.plan
+		g.best = g.among(best.plan.Share)
 	}
 	switch {
 	case g.plan != nil:
@@ -328,8 +342,8 @@ func routed(m planner.Metrics) Routed { return Routed{InZone: m.InZone, Worst: m
 const shifted = 1e-3
 
 // follow the demand as it is now. Its cost is that of an estimate, and that of a plan where demand has moved.
-func (g *tallied) follow(c *Controller, service proxy.ServiceName) {
-	now := c.estimate(service, g.family, g.ports, &g.in, g.plan)
+func (g *tallied) follow(t *Tally) {
+	now := t.c.estimate(t.service, g.family, g.ports, &g.in, g.plan)
 	was := &g.demand
 	off := 0.0
 	for i := range now.shares {
@@ -339,7 +353,8 @@ func (g *tallied) follow(c *Controller, service proxy.ServiceName) {
 		was.rate, was.load = now.rate, now.load
 		return
 	}
-	if s, err := solveFor(&g.in, now); err == nil {
+	t.memory.again()
+	if s, err := t.memory.solve(&g.in, now); err == nil {
 		g.measure(s)
 	}
 }
@@ -362,7 +377,7 @@ func (t *Tally) Sum() Line {
 	weight, cost, saving := 0.0, 0.0, 0.0
 	l.Measured = len(t.groups) > 0
 	for i := range t.groups {
-		t.groups[i].follow(t.c, t.service)
+		t.groups[i].follow(t)
 		l.Measured = l.Measured && t.groups[i].demand.measured
 	}
 	loads := map[locality.Zone]*ZoneLoad{}
@@ -495,7 +510,12 @@ func (t *Tally) volume(g *tallied, l *Line, sum *flowSum, cost, saving *float64)
 		sum.add(Flow{From: w.From, To: cmp.Or(w.To, noZone), Cost: month})
 		*cost += month
 	}
-	*saving += moneyOf(g.price, fl, &v, &g.in, g.best.Share).Saving()
+	*saving += moneyOf(g.price, fl, &v, &g.in, func(from, to int) float64 {
+		if k := slices.Index(g.targets, to); k >= 0 {
+			return g.best[from*len(g.targets)+k]
+		}
+		return 0
+	}).Saving()
 }
 
 // flowSum adds flows up by their zones.

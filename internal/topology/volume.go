@@ -2,6 +2,7 @@ package topology
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -60,10 +61,10 @@ func joined(a, b demand.Volume) demand.Volume {
 	return out
 }
 
-// flows of bytes and of open connections that a plan could move, as matrices in the order of
-// a topology's zones. To other sites and to unknown zones there is a last column.
+// flows of bytes and of open connections that a plan could move, by zones in the order of
+// a topology. Other sites and unknown zones are the one after the last.
 type flows struct {
-	bytes, open [][]float64
+	ways []flow
 	// sources are the sums of bytes by zone of clients.
 	sources, sourcesOpen []float64
 	// sourcesOpened are connections opened per second by zone of clients.
@@ -73,12 +74,15 @@ type flows struct {
 	opened float64
 }
 
+// flow between two zones. There may be several of the same two.
+type flow struct {
+	from, to    int
+	bytes, open float64
+}
+
 func flowsOf(v *demand.Volume, in *input) *flows {
 	n := in.topology.Len()
 	f := &flows{sources: make([]float64, n), sourcesOpen: make([]float64, n), sourcesOpened: make([]float64, n)}
-	for range n {
-		f.bytes, f.open = append(f.bytes, make([]float64, n+1)), append(f.open, make([]float64, n+1))
-	}
 	for i := range v.Ways {
 		w := &v.Ways[i]
 		from, ok := in.topology.Index(w.From)
@@ -90,8 +94,7 @@ func flowsOf(v *demand.Volume, in *input) *flows {
 			to = n
 		}
 		x := w.BytesIn + w.BytesOut
-		f.bytes[from][to] += x
-		f.open[from][to] += w.Open
+		f.ways = append(f.ways, flow{from, to, x, w.Open})
 		f.sources[from] += x
 		f.sourcesOpen[from] += w.Open
 		f.total += x
@@ -123,17 +126,27 @@ const (
 	misplaced, placed = 0.1, 0.05
 )
 
+// lastsLong reports whether the open connections of a volume end too seldom for a plan to reach them.
+func lastsLong(v *demand.Volume) bool {
+	return v.Turnover > 0 && 1/v.Turnover >= longLasting.Seconds()
+}
+
 // long connections of a volume under shares of a plan; nil: there are none, or they are where
 // the plan has them. was says that there were.
 func (f *flows) long(v *demand.Volume, share func(from, to int) float64, was bool) *Long {
-	if f.totalOpen < 1 || v.Turnover <= 0 || 1/v.Turnover < longLasting.Seconds() {
+	if f.totalOpen < 1 || !lastsLong(v) {
 		return nil
 	}
 	l := &Long{Open: f.totalOpen, Lasts: 1 / v.Turnover}
-	for i, row := range f.open {
-		for j, n := range row {
+	zones := len(f.sources)
+	open := make([]float64, zones*(zones+1))
+	for _, w := range f.ways {
+		open[w.from*(zones+1)+w.to] += w.open
+	}
+	for i := range zones {
+		for j, n := range open[i*(zones+1) : (i+1)*(zones+1)] {
 			wanted := 0.0
-			if j < len(f.open) {
+			if j < zones {
 				wanted = share(i, j) * f.sourcesOpen[i]
 			}
 			l.Misplaced += math.Abs(n-wanted) / 2 / f.totalOpen
@@ -198,16 +211,31 @@ func (in *input) zoneOrSite(name string) (at int, ok bool) {
 func shareOf(g *plannerv1alpha1.PortGroup, in *input) func(from, to int) float64 {
 	n := in.topology.Len()
 	shares := make([]float64, n*n)
-	for _, z := range g.Zones {
-		from, ok := in.topology.Index(locality.Zone(z.Name))
-		if !ok {
-			continue
-		}
-		for _, share := range z.To {
-			if to, ok := in.topology.Index(locality.Zone(share.Zone)); ok {
-				shares[from*n+to] = share.Share
+	for from, to := range sharesIn(g, in) {
+		shares[from*n+to.zone] = to.share
+	}
+	return func(from, to int) float64 { return shares[from*n+to] }
+}
+
+// target of connections, by index.
+type target struct {
+	zone  int
+	share float64
+}
+
+// sharesIn a published plan that are not 0, by the index of the zone of clients.
+func sharesIn(g *plannerv1alpha1.PortGroup, in *input) iter.Seq2[int, target] {
+	return func(yield func(int, target) bool) {
+		for _, z := range g.Zones {
+			from, ok := in.topology.Index(locality.Zone(z.Name))
+			if !ok {
+				continue
+			}
+			for _, share := range z.To {
+				if to, ok := in.topology.Index(locality.Zone(share.Zone)); ok && !yield(from, target{to, share.Share}) {
+					return
+				}
 			}
 		}
 	}
-	return func(from, to int) float64 { return shares[from*n+to] }
 }
