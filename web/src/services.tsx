@@ -7,10 +7,10 @@ import { Table, type Column } from "./table.tsx";
 import type { Line, Services as Answer } from "./types.ts";
 import { adjust, Empty, ErrorNote, Head, Partial, serviceHref, useCameBack, usePlace, usePolite } from "./view.tsx";
 
-const size = 200;
+const size = 200, mostAtOnce = 1000;
 const filters = ["q", "namespace", "zone", "mode", "code", "refused", "sort", "reverse"] as const;
 
-// usePages keeps the pages that were asked for, and asks for the first again now and then.
+// usePages keeps the pages that were asked for, each as long as all before it, and asks for the first again now and then.
 function usePages(q: Record<string, string>) {
   const path = query("/proxima/v1/summary/services", { ...q, limit: size });
   const [state, set] = useState<{ path: string; rows: Line[]; answer?: Answer; error?: Failure; old: boolean }>({ path: "", rows: [], old: false });
@@ -27,11 +27,11 @@ function usePages(q: Record<string, string>) {
   const rows = useRef(0);
   rows.current = state.rows.length;
   useEffect(() => {
-    const timer = window.setInterval(() => { if (!document.hidden && !busy.current && rows.current <= 1000) load(0, Math.max(size, rows.current)); }, 10_000);
+    const timer = window.setInterval(() => { if (!document.hidden && !busy.current && rows.current <= mostAtOnce) load(0, Math.max(size, rows.current)); }, 10_000);
     return () => { clearInterval(timer); busy.current?.abort(); };
   }, [path]);
-  useCameBack(() => load(0, Math.max(size, Math.min(rows.current, 1000))));
-  const more = () => { if (!busy.current && state.answer?.next) load(state.rows.length, size); };
+  useCameBack(() => load(0, Math.max(size, Math.min(rows.current, mostAtOnce))));
+  const more = () => { if (!busy.current && state.answer?.next) load(state.rows.length, Math.min(state.rows.length, mostAtOnce)); };
   return { ...state, more, again: () => load(0, size), waiting: state.path !== path };
 }
 

@@ -1,6 +1,6 @@
 // The one table: columns that sort, rows that are drawn only where they are seen.
 
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { csv, group } from "./format.ts";
 import { download } from "./view.tsx";
@@ -51,6 +51,19 @@ export function Table<T>(p: Props<T>) {
   const from = virtual ? Math.max(0, Math.floor(top / rowHeight) - over) : 0;
   const to = virtual ? Math.min(p.rows.length, Math.ceil((top + height) / rowHeight) + over) : p.rows.length;
   useEffect(() => { if (p.more && to >= p.rows.length - over && p.rows.length < (p.total ?? 0)) p.more(); }, [to, p.rows.length, p.total]);
+  // Rows that were drawn for the same props are drawn no more than once: scrolling changes only the state.
+  const drawn = useRef<{ of: Props<T>; rows: Map<number, JSX.Element> }>({ of: p, rows: new Map() });
+  if (drawn.current.of !== p) drawn.current = { of: p, rows: new Map() };
+  const draw = (r: T, at: number) => {
+    let row = drawn.current.rows.get(at);
+    if (!row) {
+      row = <tr key={p.id(r)} aria-rowindex={at + 2}>
+        {p.columns.map((c, k) => k === 0 ? <th key={c.name} scope="row" class={cls(c)}>{c.cell(r)}</th> : <td key={c.name} class={cls(c)}>{c.cell(r)}</td>)}
+      </tr>;
+      drawn.current.rows.set(at, row);
+    }
+    return row;
+  };
   const save = () => download((p.file ?? "table") + ".csv", csv([p.columns.map((c) => c.name), ...p.rows.map((r) => p.columns.map((c) => textOf(c, r)))]));
   const total = p.total ?? p.rows.length;
   return <div class="tablebox">
@@ -64,9 +77,7 @@ export function Table<T>(p: Props<T>) {
         </th>)}</tr></thead>
         <tbody>
           {from > 0 && <tr aria-hidden="true" style={{ height: from * rowHeight + "px" }}><td colSpan={p.columns.length} /></tr>}
-          {p.rows.slice(from, to).map((r, i) => <tr key={p.id(r)} aria-rowindex={from + i + 2}>
-            {p.columns.map((c, k) => k === 0 ? <th key={c.name} scope="row" class={cls(c)}>{c.cell(r)}</th> : <td key={c.name} class={cls(c)}>{c.cell(r)}</td>)}
-          </tr>)}
+          {p.rows.slice(from, to).map((r, i) => draw(r, from + i))}
           {to < p.rows.length && <tr aria-hidden="true" style={{ height: (p.rows.length - to) * rowHeight + "px" }}><td colSpan={p.columns.length} /></tr>}
         </tbody>
       </table>
