@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -28,6 +29,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -48,25 +50,41 @@ type cluster struct {
 	plans    *topology.Controller
 	table    *summary.Table
 	services map[resource.Key]string // the mode of each
-	rates    rates
-	handler  http.Handler
+	traffic
+	priced  bool
+	regions map[locality.Zone]string
+	handler http.Handler
 }
 
-// rates of connections per second by zone, of any port; none: nothing is measured.
-type rates map[locality.Zone]float64
+// traffic that agents report.
+type traffic struct {
+	// rates of connections per second by zone, of any port; none: nothing is measured.
+	rates map[locality.Zone]float64
+	// ways of the connections of Services whose bytes are counted.
+	ways map[proxy.ServiceName][]demand.Carried
+}
+
+// Volume implements topology.Volumes.
+func (r traffic) Volume(port proxy.PortName, _ proxy.Family) demand.Volume {
+	ways := r.ways[port.ServiceName]
+	if ways == nil {
+		return demand.Volume{Bytes: proxy.Unavailable.String(), Reason: "nobody counts them here"}
+	}
+	return demand.Volume{Bytes: proxy.Measured.String(), Ways: slices.Clone(ways)}
+}
 
 // Shares implements topology.Demand.
-func (r rates) Shares(port proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+func (r traffic) Shares(port proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	sum := 0.0
 	for _, z := range zones {
-		sum += r[z]
+		sum += r.rates[z]
 	}
 	if sum == 0 {
 		return topology.Unmeasured{}.Shares(port, proxy.AnyFamily, zones, prior, noNodes)
 	}
 	e := demand.Estimate{Measured: true, Rate: sum, Shares: make([]float64, len(zones))}
 	for i, z := range zones {
-		e.Shares[i] = r[z] / sum
+		e.Shares[i] = r.rates[z] / sum
 	}
 	return e
 }
@@ -84,14 +102,16 @@ func (noTokens) List(context.Context) ([]identity.TokenInfo, error) { return nil
 func newCluster(t *testing.T, seed uint64) *cluster {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 7))
-	c := &cluster{services: map[resource.Key]string{}, rates: rates{}}
+	c := &cluster{services: map[resource.Key]string{}, regions: map[locality.Zone]string{}}
+	c.rates, c.ways = map[locality.Zone]float64{}, map[proxy.ServiceName][]demand.Carried{}
 	client := resourcetest.New()
 	zones := "abcdef"[:2+r.IntN(5)]
 	measured := r.IntN(3) > 0
 	for _, z := range zones {
 		cpu := 1 + r.IntN(8)
+		c.regions[locality.Zone(z)] = []string{"north", "south"}[r.IntN(2)]
 		client.Seed(&corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: "node-" + string(z), Labels: map[string]string{corev1.LabelTopologyZone: string(z), corev1.LabelTopologyRegion: []string{"north", "south"}[r.IntN(2)]}},
+			ObjectMeta: metav1.ObjectMeta{Name: "node-" + string(z), Labels: map[string]string{corev1.LabelTopologyZone: string(z), corev1.LabelTopologyRegion: c.regions[locality.Zone(z)]}},
 			Status: corev1.NodeStatus{
 				Allocatable: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse(strconv.Itoa(cpu))},
 				Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
@@ -102,9 +122,17 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 		}
 	}
 	client.Seed(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
+	if c.priced = r.IntN(3) > 0; c.priced {
+		client.Seed(&meshv1alpha1.ZoneCosts{
+			ObjectMeta: metav1.ObjectMeta{Name: topology.DefaultCosts}, Spec: meshv1alpha1.ZoneCostsSpec{Price: &meshv1alpha1.ZonePrice{Currency: currency, Region: priceRegion, World: priceWorld}},
+		})
+	}
 	for k := range 1 + r.IntN(6) {
 		name, mode := fmt.Sprintf("web-%d", k), []string{"Disabled", "Auto", topology.Adaptive, topology.Adaptive}[r.IntN(4)]
 		c.services[resource.Key{Namespace: "shop", Name: name}] = mode
+		if measured && r.IntN(4) > 0 {
+			c.ways[proxy.ServiceName{Namespace: "shop", Name: name}] = c.waysOf(r)
+		}
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "test"}},
 			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new(string), Port: new(int32(80))}},
@@ -120,7 +148,7 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 		}, slice)
 	}
 	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
-	c.plans = topology.New(topology.Config{Client: client, Catalog: world, Demand: c.rates})
+	c.plans = topology.New(topology.Config{Client: client, Catalog: world, Demand: c.traffic})
 	c.table = summary.New(summary.Config{Catalog: world, Tallier: c.plans.Tallier()})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -153,9 +181,67 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 	return c
 }
 
+// prices of a GB between zones of a region, and between regions.
+const (
+	currency                = "EUR"
+	priceRegion, priceWorld = 0.01, 0.02
+)
+
+// waysOf the connections of a Service: those that start in a zone go to some others, with so many bytes each.
+func (c *cluster) waysOf(r *rand.Rand) (ways []demand.Carried) {
+	zones := slices.Sorted(maps.Keys(c.regions))
+	for _, from := range zones {
+		for left, n := c.rates[from], 1+r.IntN(3); left > 0 && n > 0; n-- {
+			x := left
+			if n > 1 {
+				x *= r.Float64()
+			}
+			left -= x
+			bytes := x * math.Exp(5+5*r.Float64())
+			ways = append(ways, demand.Carried{From: from, To: zones[r.IntN(len(zones))], Opened: x, BytesIn: bytes, BytesOut: 10 * bytes * r.Float64()})
+		}
+	}
+	return ways
+}
+
+// month that bytes cost, in the words of docs/how-to/traffic-costs.md.
+func (c *cluster) month(w demand.Carried) float64 {
+	price := priceWorld
+	switch {
+	case !c.priced, w.From == w.To:
+		return 0
+	case c.regions[w.From] == c.regions[w.To]:
+		price = priceRegion
+	}
+	return (w.BytesIn + w.BytesOut) * 2.63e6 * price / 1e9
+}
+
+func (c *cluster) costOf(service proxy.ServiceName) (sum float64) {
+	for _, w := range c.ways[service] {
+		sum += c.month(w)
+	}
+	return sum
+}
+
+// savings by the best plan of each Service, as "proxima simulate --top" has it.
+func (c *cluster) savings() (map[string]topology.Saved, error) {
+	out := map[string]topology.Saved{}
+	if !c.priced || len(c.ways) == 0 {
+		return out, nil
+	}
+	answer, err := c.plans.Simulate(topology.Change{Top: 100})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range answer.Top {
+		out[s.Service] = s
+	}
+	return out, nil
+}
+
 // number of a cell: its value, and half of the last digit that it shows.
 func number(cell string) (x, half float64, err error) {
-	text := strings.NewReplacer("\u202f", "", "%", "", "×", "", "/s", "", "+", "", "−", "-", " points", "").Replace(strings.TrimSpace(cell))
+	text := strings.NewReplacer("\u202f", "", "%", "", "×", "", "/s", "", "+", "", "−", "-", " points", "", " "+currency, "", currency, "").Replace(strings.TrimSpace(cell))
 	if text == "–" || text == "-" {
 		return 0, 0, nil
 	}
@@ -253,6 +339,10 @@ func (c *cluster) compare(b *tab, kubeconfig string, enter bool) []string {
 	if err != nil || len(survey.Services) != len(c.services) {
 		return []string{fmt.Sprintf("the survey has %v, %v", survey, err)}
 	}
+	savings, err := c.savings()
+	if err != nil {
+		return []string{err.Error()}
+	}
 	of := map[string]topology.Surveyed{}
 	for _, s := range survey.Services {
 		of[s.Service] = s
@@ -278,7 +368,8 @@ func (c *cluster) compare(b *tab, kubeconfig string, enter bool) []string {
 	if len(services) != len(c.services) || len(lines) != len(c.services)+3 {
 		return append(out, fmt.Sprintf("%d Services; the page has %d, the command line %q", len(c.services), len(services), lines))
 	}
-	stay, best := 0.0, 0.0
+	stay, best, spent, saved := 0.0, 0.0, 0.0, 0.0
+	known := false // what it costs
 	measured := len(c.rates) > 0
 	total := 0.0
 	for _, x := range c.rates {
@@ -317,9 +408,30 @@ func (c *cluster) compare(b *tab, kubeconfig string, enter bool) []string {
 			out.near(row[0]+": "+x.what, x.page, x.want)
 			out.near(row[0]+": "+x.what+" on the command line", x.line, x.want)
 		}
+		if !c.priced || c.ways[proxy.ServiceName(key)] == nil {
+			out.same(row[0]+": cost and saving", row[8]+row[9]+line[8]+line[9], "––--")
+			continue
+		}
+		known = true
+		cost, saving := c.costOf(proxy.ServiceName(key)), savings[row[0]].Saving
+		spent, saved = spent+cost, saved+saving
+		for _, x := range []struct {
+			what, page, line string
+			want             float64
+		}{{"cost", row[8], line[8], cost}, {"saving", row[9], line[10], saving}} {
+			out.near(row[0]+": "+x.what, x.page, x.want)
+			out.near(row[0]+": "+x.what+" on the command line", x.line, x.want)
+		}
+		out.same(row[0]+": currency on the command line", line[9]+line[11], currency+currency)
 	}
 	n := float64(len(services))
 	out.near("Overview: Services", facts["Services"], n)
+	if known {
+		out.near("Overview: cost a month", facts["cost a month"], spent)
+		out.near("Overview: what plans would save", facts["plans would save"], saved)
+	} else {
+		out.same("Overview: cost", facts["cost"], "not known")
+	}
 	out.near("Overview: what stays", facts["stays in its zone"], 100*stay/n)
 	lines = wordsOf(b, kubeconfig, "top", "zones", "--once", "--sort", "name")
 	head := strings.Join(lines[0], " ")
@@ -330,10 +442,14 @@ func (c *cluster) compare(b *tab, kubeconfig string, enter bool) []string {
 		out.near("Overview: demand", facts["demand"], n*total)
 	}
 	var first, second float64
+	if known {
+		_, cost, _ := strings.Cut(shares, "), ")
+		out.near("command line: cost a month", strings.TrimSuffix(cost, " a month"), spent)
+	}
 	if _, err := fmt.Sscanf(shares, "%g%% stays in its zone (best plans %g%%)", &first, &second); err != nil || math.Abs(first-100*stay/n) > 0.51 || math.Abs(second-100*best/n) > 0.51 {
 		out = append(out, fmt.Sprintf("%q: want %g and %g, %v", head, 100*stay/n, 100*best/n, err))
 	}
-	return append(out, c.compareZones(zones, flows, columns, lines[3:])...)
+	return slices.Concat(out, c.compareZones(zones, flows, columns, lines[3:]), c.compareFlows(flows, columns))
 }
 
 // compareZones of the map and its table with lines of the command line, and with what is asked for in each.
@@ -388,6 +504,41 @@ func (c *cluster) compareZones(zones, flows [][]string, columns []string, lines 
 			shown, half, err := number(strings.TrimSuffix(z[1], " stays"))
 			if err != nil || math.Abs(share-shown) > 0.5+half {
 				out = append(out, fmt.Sprintf("%s: %q stays, on the command line %q", z[0], z[1], line[5]))
+			}
+		}
+	}
+	return out
+}
+
+// compareFlows of the table with what is counted, and with what that costs.
+func (c *cluster) compareFlows(flows [][]string, columns []string) []string {
+	var out comparison
+	type pair struct{ from, to string }
+	want := map[pair][3]float64{}
+	for _, ways := range c.ways {
+		for _, w := range ways {
+			p := pair{string(w.From), string(w.To)}
+			x := want[p]
+			want[p] = [3]float64{x[0] + w.Opened, x[1] + w.BytesIn + w.BytesOut, x[2] + c.month(w)}
+		}
+	}
+	for k, name := range []string{"measured", "bytes", "a month"} {
+		column := slices.Index(columns, name)
+		for p, x := range want {
+			row := slices.IndexFunc(flows, func(f []string) bool { return f[0] == p.from && f[1] == p.to })
+			cell := "–"
+			if column >= 0 && row >= 0 {
+				cell = flows[row][column]
+			}
+			if number, unit, ok := strings.Cut(strings.TrimSuffix(cell, "/s"), "\u202f"); ok && name == "bytes" {
+				x[k] /= map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+				cell = number
+			}
+			out.near(fmt.Sprintf("flow %s → %s: %s", p.from, p.to, name), cell, x[k])
+		}
+		for _, f := range flows {
+			if _, ok := want[pair{f[0], f[1]}]; !ok && column >= 0 {
+				out.same(fmt.Sprintf("flow %s → %s: %s", f[0], f[1], name), f[column], "–")
 			}
 		}
 	}
