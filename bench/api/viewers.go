@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,18 +54,24 @@ func (b *bench) viewers(ctx context.Context) error {
 	if _, err := v.look(ctx, 0); err != nil {
 		return err
 	}
-	var alone load
-	for _, n := range []int{0, 1, manyViewers} {
+	var looks []load
+	views := []int{0, 1, manyViewers, 0} // nobody looks on before and after
+	for _, n := range views {
 		l, err := v.look(ctx, n)
 		if err != nil {
 			return fmt.Errorf("%d viewers: %w", n, err)
 		}
+		looks = append(looks, l)
+	}
+	alone := looks[0].with(&looks[3])
+	for i, n := range views[:3] {
+		l := looks[i]
 		of := fmt.Sprintf("%s%d viewers at %d changes/s: ", name, n, viewedChanges)
 		b.atMost(of+"CPU", l.cpu, 0, "%.1f %% of a core")
 		b.atMost(of+"write p50", l.writes.quantile(0.5), 0, "%.2f ms")
+		b.atMost(of+"live heap and stacks", l.memory, 0, "%.0f MB")
 		switch n {
 		case 0:
-			alone = l
 		case 1:
 			b.atMost(of+"sent to it", l.bytes, goalViewer, "%.1f kB/s")
 			b.atMost(of+"write sent → frame p50", l.frames.quantile(0.5), goalFrame, "%.0f ms")
@@ -146,10 +155,60 @@ func (v *viewed) change(ctx context.Context) (time.Duration, error) {
 // load is what a control plane did while it was looked at.
 type load struct {
 	cpu    float64 // percent of a core
-	memory float64 // MB
+	memory float64 // MB of heap and stacks that are in use after a collection: the least of some samples
 	bytes  float64 // kB a second to one viewer
 	writes durations
 	frames durations
+}
+
+// with another load: the mean of both, and the writes of both.
+func (l load) with(other *load) load {
+	l.cpu, l.memory = (l.cpu+other.cpu)/2, (l.memory+other.memory)/2
+	l.writes = append(slices.Clone(l.writes), other.writes...)
+	return l
+}
+
+// inUse is the memory that the Go runtime has given to objects and stacks, in MB of 10⁶ bytes.
+func (v *viewed) inUse(ctx context.Context) (sum float64, err error) {
+	body, err := v.open(ctx, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if name == "go_memstats_heap_alloc_bytes" || name == "go_memstats_stack_inuse_bytes" {
+			x, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += x / 1e6
+		}
+	}
+	return sum, lines.Err()
+}
+
+// sampleEvery so long the memory is looked at.
+const sampleEvery = 250 * time.Millisecond
+
+// least memory in use until done is closed.
+func (v *viewed) least(ctx context.Context, done <-chan struct{}) (least float64, err error) {
+	ticker := time.NewTicker(sampleEvery)
+	defer ticker.Stop()
+	for least = math.Inf(1); ; {
+		x, err := v.inUse(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("memory: %w", err)
+		}
+		least = min(least, x)
+		select {
+		case <-done:
+			return least, nil
+		case <-ticker.C:
+		}
+	}
 }
 
 // look on with n viewers while objects change.
@@ -191,6 +250,15 @@ func (v *viewed) look(ctx context.Context, n int) (l load, err error) {
 	if err := pause(ctx, time.Second); err != nil { // first frames are not counted
 		return l, err
 	}
+	type sample struct {
+		least float64
+		err   error
+	}
+	sampled, done := make(chan sample, 1), make(chan struct{})
+	go func() {
+		x, err := v.least(ctx, done)
+		sampled <- sample{x, err}
+	}()
 	got.Store(0)
 	before, err := v.p.cpu()
 	if err != nil {
@@ -230,8 +298,10 @@ func (v *viewed) look(ctx context.Context, n int) (l load, err error) {
 	}
 	l.cpu = 100 * (after - before).Seconds() / seconds
 	l.bytes = float64(got.Load()) / float64(max(n, 1)) / 1000 / seconds
-	l.memory, err = v.p.resident()
-	return l, err
+	close(done)
+	memory := <-sampled
+	l.memory = memory.least
+	return l, memory.err
 }
 
 // raw is what a watch of the same changes sends, in kB a second.
