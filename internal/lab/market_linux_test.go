@@ -94,6 +94,8 @@ type stall struct {
 	bytes [3][3]int
 	// asked is the number of requests.
 	asked int
+	// answered are the requests of clients of a zone by the zone of the endpoint, since the Service is there.
+	answered [3][3]int
 }
 
 func (m *market) open(name string, annotations map[string]string) *stall {
@@ -209,6 +211,7 @@ func (s *stall) request(c net.Conn, from, size int) error {
 	defer s.mu.Unlock()
 	s.bytes[from][body[0]] += size + 4
 	s.asked++
+	s.answered[from][body[0]]++
 	return nil
 }
 

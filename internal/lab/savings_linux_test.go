@@ -17,7 +17,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
@@ -221,6 +223,9 @@ func (x *mix) saves(t *testing.T, pace tempo) {
 			(predicted.Long != nil || x.open == [3]int{})
 	})
 	x.between += between
+	if x.open == [3]int{} {
+		x.flows(t)
+	}
 	rate, crossing := float64(all)/time.Since(x.began).Seconds(), float64(between)/float64(all)
 	if predicted.Planned {
 		t.Errorf("it is planned already: %+v", predicted)
@@ -250,6 +255,46 @@ func (x *mix) saves(t *testing.T, pace tempo) {
 	far := math.Abs(predicted.Saving - measured)
 	if far > 0.2*measured && (predicted.Low > measured || predicted.High < measured) || far > 0.35*measured || measured <= 0 {
 		t.Errorf("predicted %.3f (%.3f to %.3f), measured %.3f", predicted.Saving, predicted.Low, predicted.High, measured)
+	}
+}
+
+// zone by its name.
+func (m *market) zone(name locality.Zone) int {
+	return slices.IndexFunc(m.places, func(p *place) bool { return p.zone == string(name) })
+}
+
+// flows that the control plane has measured, each as a part of all, are those that endpoints have answered, within two points.
+func (x *mix) flows(t *testing.T) {
+	var e struct {
+		Topology struct {
+			Plans []struct{ Volume *demand.Volume }
+		}
+	}
+	x.proxima(t, &e, "explain", "service", x.name, "--from-zone", "zone-a")
+	if len(e.Topology.Plans) != 1 || e.Topology.Plans[0].Volume == nil {
+		t.Fatalf("no flows: %+v", e.Topology.Plans)
+	}
+	measured, opened := [3][3]float64{}, 0.0
+	for _, w := range e.Topology.Plans[0].Volume.Ways {
+		from, to := x.zone(w.From), x.zone(w.To)
+		measured[from][to] += w.Opened
+		opened += w.Opened
+	}
+	x.mu.Lock()
+	answered, all := x.answered, 0
+	x.mu.Unlock()
+	for _, row := range answered {
+		for _, n := range row {
+			all += n
+		}
+	}
+	t.Logf("%.1f connections a second are measured of %v; by zones %.1f, answered %d", opened, x.rates, measured, answered)
+	for from, row := range answered {
+		for to, n := range row {
+			if is, want := measured[from][to]/opened, float64(n)/float64(all); math.Abs(is-want) > 0.02 {
+				t.Errorf("from zone %d to zone %d: %.3f of all connections are measured, endpoints have answered %.3f", from, to, is, want)
+			}
+		}
 	}
 }
 
