@@ -43,6 +43,7 @@ type Plan struct {
 	lightlyUsed bool
 	weight      []int64
 	weightSum   int64
+	sinks       []int   // zones with weight, ascending: only they get anything, and where there are many zones they are few
 	total       int64   // demand of all zones, scaled
 	demand      []int64 // by source, scaled
 	limit       []int64 // by destination, scaled; without what is fixed there
@@ -91,6 +92,7 @@ func (p *Plan) Clone() *Plan {
 	c := *p
 	c.weight, c.demand, c.limit, c.load = slices.Clone(p.weight), slices.Clone(p.demand), slices.Clone(p.limit), slices.Clone(p.load)
 	c.fixed = slices.Clone(p.fixed)
+	c.sinks = slices.Clone(p.sinks)
 	c.parts, c.rows, c.rules = slices.Clone(p.parts), slices.Clone(p.rows), slices.Clone(p.rules)
 	return &c
 }
@@ -177,8 +179,8 @@ func (p *Plan) measure() {
 			continue
 		}
 		row := p.parts[i*n : (i+1)*n]
-		for j, x := range row {
-			if x != 0 {
+		for _, j := range p.sinks {
+			if x := row[j]; x != 0 {
 				p.load[j] += x
 				cost += float64(x) * p.topology.cost[i*n+j]
 			}

@@ -25,7 +25,7 @@ func (p *Plan) Under(demand []float64) Metrics {
 			continue
 		}
 		total += d
-		for j := range n {
+		for _, j := range p.sinks {
 			x := d * p.Share(i, j)
 			load[j] += x
 			cost += x * p.topology.cost[i*n+j]

@@ -41,6 +41,12 @@ func (s *Solver) Solve(t *Topology, p *Problem, plan *Plan) error {
 	plan.params, plan.factor, plan.lightlyUsed = p.Params, factor, lightlyUsed
 	plan.weightSum = weightSum
 	copy(plan.weight, p.Weight)
+	plan.sinks = plan.sinks[:0]
+	for i, w := range p.Weight {
+		if w > 0 {
+			plan.sinks = append(plan.sinks, i)
+		}
+	}
 	if weightSum == 0 {
 		return nil
 	}

@@ -3,7 +3,6 @@ package topology
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -310,18 +309,17 @@ func (q *question) services() ([]resource.Key, error) {
 		}
 	}
 	if len(q.change.FailZones)+len(q.change.Shifts) > 0 {
-		planned, known := q.planned()
-		if err := q.known(known); err != nil {
+		if err := q.known(); err != nil {
 			return nil, err
 		}
-		keys = append(keys, planned...)
+		keys = append(keys, q.planned()...)
 	}
 	slices.SortFunc(keys, func(a, b resource.Key) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(keys), nil
 }
 
 // known checks that the zones and nodes that are taken out exist.
-func (q *question) known(zones []locality.Zone) error {
+func (q *question) known() error {
 	named := slices.Clone(q.change.FailZones)
 	for _, s := range q.change.Shifts {
 		if s.Zone != "" {
@@ -331,7 +329,7 @@ func (q *question) known(zones []locality.Zone) error {
 		}
 	}
 	for _, zone := range named {
-		if !slices.Contains(zones, zone) {
+		if !slices.Contains(q.zones(), zone) && !q.serves(zone) {
 			return &UnknownError{What: "zone", Name: string(zone), Known: q.zones()}
 		}
 	}
@@ -344,21 +342,29 @@ func (q *question) zones() []locality.Zone {
 	return cluster.names
 }
 
-// planned are the Services that are, and the zones of nodes and of their endpoints.
-func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
-	zones = slices.Clone(q.zones())
-	for key, service := range q.snapshot.Services.All() {
+// serves reports whether a planned Service has an endpoint in a zone.
+func (q *question) serves(zone locality.Zone) bool {
+	for _, service := range q.snapshot.Services.All() {
 		if q.modes.Of(service).Kind != Planned {
 			continue
 		}
-		if q.change.within(key.Namespace) {
-			keys = append(keys, key)
-		}
 		for _, g := range q.groups(service) {
-			zones = slices.AppendSeq(zones, maps.Keys(g.Endpoints))
+			if _, ok := g.Endpoints[zone]; ok {
+				return true
+			}
 		}
 	}
-	return keys, zones
+	return false
+}
+
+// planned are the Services that are.
+func (q *question) planned() (keys []resource.Key) {
+	for key, service := range q.snapshot.Services.All() {
+		if q.modes.Of(service).Kind == Planned && q.change.within(key.Namespace) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // situation of a group of ports, and the solution for it, in the memory that is given; nil: it is as it was.
