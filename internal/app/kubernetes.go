@@ -139,7 +139,7 @@ func newPlannerOnly(ctx context.Context, cfg ControlPlaneConfig) (*plannerOnly, 
 // the data directory; there are no tokens, and none is revoked.
 func openNothing(ctx context.Context, cfg ControlPlaneConfig, log *slog.Logger) (*storage, error) {
 	s := &storage{log: log, dataDir: cfg.DataDir, metrics: prometheus.NewRegistry(), store: memorystore.New(memorystore.Options{})}
-	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.metrics.MustRegister(goMetrics(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	var err error
 	if s.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
 		return nil, err

@@ -49,7 +49,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if cfg.Gateway != nil {
 		a.gateway = a.newGateway()
 	}
-	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a.registry.MustRegister(goMetrics(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := makeDataDir(cfg.DataDir, a.log); err != nil {
 		return nil, err
 	}

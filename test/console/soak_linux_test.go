@@ -157,7 +157,7 @@ func (s *stage) writeSome(ctx context.Context, names []string, r *rand.Rand, eve
 
 var (
 	goroutines = regexp.MustCompile(`(?m)^go_goroutines (\S+)`)
-	heapBytes  = regexp.MustCompile(`(?m)^go_memstats_heap_alloc_bytes (\S+)`)
+	heapBytes  = regexp.MustCompile(`(?m)^go_gc_heap_live_bytes (\S+)`)
 )
 
 // measure the control plane and its pages.
