@@ -38,7 +38,7 @@ type sizes struct {
 }
 
 var (
-	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, services: 2000, starts: 7, idleAfter: 15 * time.Second, viewedServices: 10_000, zones: 100, viewedFor: 15, questions: 40}
+	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, services: 2000, starts: 7, idleAfter: 15 * time.Second, viewedServices: 10_000, zones: 100, viewedFor: 30, questions: 40}
 	smoke = sizes{creates: 40, changes: 20, slices: 10, idle: 20, slow: 2, services: 20, starts: 1, idleAfter: time.Second, viewedServices: 20, zones: 3, viewedFor: 1, questions: 2}
 )
 
