@@ -54,10 +54,6 @@ type Frame struct {
 func (f *Frame) Write(w io.Writer) error { return json.NewEncoder(w).Encode(f) }
 
 const (
-	// viewerRate (bytes a second) is what a viewer is sent in the mean, where much changes: larger frames come less often.
-	viewerRate = 20_000
-	// maxGap between two frames, however large.
-	maxGap = 2 * time.Second
 	// aliveEvery: a stream without changes says that it is alive.
 	aliveEvery = 5 * time.Second
 	// scopeFor is how long rights are believed.
@@ -499,8 +495,7 @@ func (h *streamHandler) send(r *http.Request, out *frames, table *summary.Table,
 		if soon == 0 && !h.wait(r.Context(), out, changed, alive.C, topics["problems"] != nil) {
 			return
 		}
-		pause := min(max(summary.Frame, time.Duration(written)*time.Second/viewerRate), maxGap)
-		gap.Reset(max(soon, pause-time.Since(sent))) // at once, if nothing has changed for long
+		gap.Reset(max(soon, summary.Gap(written)-time.Since(sent))) // at once, if nothing has changed for long
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	clocktesting "k8s.io/utils/clock/testing"
+
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -80,7 +82,9 @@ func BenchmarkStep(b *testing.B) {
 		t, bytes := filled(b, zones)
 		b.ResetTimer()
 		for b.Loop() {
-			t.step(b.Context())
+			for t.begin(); len(t.stepping) > 0; {
+				t.step()
+			}
 		}
 		b.ReportMetric(bytes, "B/Service")
 	})
@@ -95,6 +99,30 @@ func BenchmarkChange(b *testing.B) {
 		for b.Loop() {
 			t.dirty[resource.Key{Namespace: "shop", Name: "s7"}] = struct{}{}
 			t.work(b.Context(), s)
+		}
+	})
+}
+
+// BenchmarkFrame is what a change costs that a viewer sees.
+func BenchmarkFrame(b *testing.B) {
+	each(b, func(b *testing.B, zones int) {
+		t, _ := filled(b, zones)
+		s := t.config.Catalog.Snapshot()
+		fake := clocktesting.NewFakeClock(time.Now())
+		t.clock = fake
+		var have Position
+		b.ResetTimer()
+		for b.Loop() {
+			t.dirty[resource.Key{Namespace: "shop", Name: "s7"}] = struct{}{}
+			t.work(b.Context(), s)
+			t.mu.Lock()
+			t.advance() // as if it were another one
+			t.mu.Unlock()
+			fake.Step(MostGap)
+			var err error
+			if _, have, _, err = t.Delta(everything, have); err != nil {
+				b.Fatal(err)
+			}
 		}
 	})
 }

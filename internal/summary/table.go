@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -38,8 +39,9 @@ type Table struct {
 	config Config
 	clock  clock.WithTicker
 	log    *slog.Logger
-	// dirty Services are to be prepared anew. Of Run alone.
-	dirty map[resource.Key]struct{}
+	// dirty Services are to be prepared anew, and stepping are those whose demand is to be taken in yet. Of Run alone.
+	dirty    map[resource.Key]struct{}
+	stepping []resource.Key
 
 	// mu guards what follows. Nothing is called while it is held.
 	mu         sync.RWMutex
@@ -133,9 +135,11 @@ func (t *Table) Run(ctx context.Context) error {
 			t.mark(&d)
 			t.work(ctx, latest)
 		case <-ticker.C():
-			if latest != nil {
-				t.step(ctx)
+			if latest != nil && len(t.stepping) == 0 {
+				t.begin()
 			}
+		case <-t.more():
+			t.step()
 		}
 	}
 }
@@ -244,27 +248,50 @@ func (t *Table) work(ctx context.Context, s *catalog.Snapshot) {
 	}
 }
 
-// step takes the demand as it is now into the sums.
-func (t *Table) step(ctx context.Context) {
-	t.mu.RLock()
-	rows := make(map[resource.Key]*topology.Tally, len(t.rows))
-	for key, r := range t.rows {
-		rows[key] = r.tally
+// always is a channel that is ready.
+var always = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// more is ready while a step is not finished.
+func (t *Table) more() <-chan struct{} {
+	if len(t.stepping) > 0 {
+		return always
 	}
-	t.mu.RUnlock()
-	for key, tally := range rows {
-		if ctx.Err() != nil {
-			return
-		}
-		if tally.Idle() {
+	return nil
+}
+
+// begin to take the demand as it is now into the sums.
+func (t *Table) begin() {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	t.stepping = slices.AppendSeq(t.stepping[:0], maps.Keys(t.rows))
+}
+
+// stepAtOnce so many Services: changes come in between, as thousands take a second.
+const stepAtOnce = 100
+
+// step takes the demand of some Services into the sums; after the last ones, the sums are remembered.
+func (t *Table) step() {
+	some := t.stepping[max(0, len(t.stepping)-stepAtOnce):]
+	t.stepping = t.stepping[:len(t.stepping)-len(some)]
+	for _, key := range some {
+		t.mu.RLock()
+		r := t.rows[key]
+		t.mu.RUnlock()
+		if r == nil || r.tally.Idle() {
 			continue
 		}
-		line := tally.Sum()
-		t.replace(key, tally, &line)
+		line := r.tally.Sum()
+		t.replace(key, r.tally, &line)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.remember()
+	if len(t.stepping) == 0 {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.remember()
+	}
 }
 
 // replace a line; nil: it is gone. Equal lines change nothing.

@@ -305,6 +305,8 @@ func (t *Table) Detail(scope Scope, key resource.Key) (d *Detail, ok bool) {
 type scopeView struct {
 	states []*State // the newest last
 	deltas map[[2]uint64]json.RawMessage
+	// gap until there is another state: as long as the last change takes at Rate.
+	gap time.Duration
 }
 
 // maxScopes that are remembered, and maxStates of each: viewers that come back within so many frames get what has changed alone.
@@ -317,9 +319,18 @@ type State struct {
 	rows map[string]json.RawMessage
 }
 
-// Frame is the least time between two states of a stream. All viewers of equal scopes are sent the same states, so that each is made
-// and encoded once.
-const Frame = 100 * time.Millisecond
+// Frame is the least time between two states of a stream, MostGap the longest, where much changes: a viewer is sent Rate bytes a second
+// in the mean. All viewers of equal scopes are sent the same states, so that each is made and encoded once.
+const (
+	Frame   = 100 * time.Millisecond
+	MostGap = 2 * time.Second
+	Rate    = 20_000
+)
+
+// Gap after so many bytes were sent.
+func Gap(bytes int) time.Duration {
+	return min(max(Frame, time.Duration(bytes)*time.Second/Rate), MostGap)
+}
 
 // Delta is what a stream sends: the rows that are new or different, and the names of those that are gone.
 type Delta struct {
@@ -360,21 +371,21 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 		if len(t.views) >= maxScopes {
 			clear(t.views)
 		}
-		v = &scopeView{deltas: map[[2]uint64]json.RawMessage{}}
+		v = &scopeView{deltas: map[[2]uint64]json.RawMessage{}, gap: Frame}
 		t.views[name] = v
 	}
 	var latest *State
 	if n := len(v.states); n > 0 {
 		latest = v.states[n-1]
 	}
-	age := Frame
+	age := v.gap
 	if latest != nil {
 		age = t.clock.Since(latest.made)
 	}
 	switch {
 	case latest != nil && latest.Position == is:
-	case age < Frame:
-		again = Frame - age
+	case age < v.gap:
+		again = v.gap - age
 	default:
 		zones, err := t.zonesOf(scope, false)
 		if err != nil {
@@ -382,6 +393,7 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 		}
 		latest = &State{Position: zones.Position, made: t.clock.Now(), rows: Rows(zones)}
 		v.states = append(v.states, latest)
+		v.gap = Frame
 		clear(v.deltas)
 		if len(v.states) > maxStates {
 			v.states = slices.Delete(v.states, 0, len(v.states)-maxStates)
@@ -403,6 +415,9 @@ func (t *Table) Delta(scope Scope, have Position) (data json.RawMessage, now Pos
 			return nil, have, 0, fmt.Errorf("encode the sums: %w", err)
 		}
 		v.deltas[id] = data
+		if from != nil && len(v.states) > 1 && from == v.states[len(v.states)-2] {
+			v.gap = Gap(len(data))
+		}
 	}
 	return data, latest.Position, again, nil
 }
@@ -426,20 +441,33 @@ func largest(all []topology.Flow) (flows []topology.Flow, rest Rest) {
 		return all, rest
 	}
 	size := func(f *topology.Flow) float64 { return max(f.Planned, f.Measured) }
-	for _, f := range all {
-		if f.From != f.To {
-			flows = append(flows, f)
+	order := func(a, b topology.Flow) int {
+		return cmp.Or(cmp.Compare(size(&b), size(&a)), cmp.Compare(b.Guess, a.Guess), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	}
+	var others flowSums // whole numbers: their sum is the same in any order
+	leave := func(f *topology.Flow) {
+		others.add(&flowSums{planned: whole(f.Planned), guess: whole(f.Guess), measured: whole(f.Measured), cost: whole(f.Cost), bytes: int64(f.Bytes), entries: 1}, 1)
+	}
+	flows = make([]topology.Flow, 0, MostFlows+1)
+	for i := range all {
+		f := &all[i]
+		if f.From == f.To {
+			continue
+		}
+		if len(flows) == MostFlows && order(*f, flows[MostFlows-1]) > 0 {
+			leave(f)
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(flows, *f, order)
+		if flows = slices.Insert(flows, at, *f); len(flows) > MostFlows {
+			leave(&flows[MostFlows])
+			flows = flows[:MostFlows]
 		}
 	}
-	slices.SortFunc(flows, func(a, b topology.Flow) int {
-		return cmp.Or(cmp.Compare(size(&b), size(&a)), cmp.Compare(b.Guess, a.Guess), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
-	})
-	for _, f := range flows[min(MostFlows, len(flows)):] {
-		rest.Flows++
-		rest.Planned, rest.Guess, rest.Measured = rest.Planned+f.Planned, rest.Guess+f.Guess, rest.Measured+f.Measured
-		rest.Bytes, rest.Cost = rest.Bytes+f.Bytes, rest.Cost+f.Cost
-	}
-	return flows[:min(MostFlows, len(flows))], rest
+	rest.Flows = int(others.entries)
+	rest.Planned, rest.Guess, rest.Measured, rest.Cost = part(others.planned), part(others.guess), part(others.measured), part(others.cost)
+	rest.Bytes = float64(others.bytes)
+	return flows, rest
 }
 
 // roundAll to three digits: what a picture shows, so that a stream is silent about less.
