@@ -423,7 +423,7 @@ func (a *Aggregator) Shares(name proxy.PortName, family proxy.Family, zones []lo
 	defer a.mu.Unlock()
 	p := a.ports[name]
 	if p == nil {
-		return Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
+		return Estimate{Shares: estimate.Unreported(len(zones), prior, noNodes)}
 	}
 	a.rezone(a.unite(zones))
 	// The estimator's zones are more than those asked for; the others have no nodes.
@@ -477,7 +477,7 @@ func (a *Aggregator) load(now time.Time, p *port, family proxy.Family, prior []f
 		}
 	}
 	if own == nil {
-		return estimate.Load{Shares: estimate.New(a.zones).Shares(prior, noNodes), Fixed: make([]float64, len(a.zones))}, other, false
+		return estimate.Load{Shares: estimate.Unreported(len(a.zones), prior, noNodes), Fixed: make([]float64, len(a.zones))}, other, false
 	}
 	return a.loadOf(now, own, prior, noNodes), other, true
 }
@@ -503,7 +503,7 @@ func (a *Aggregator) loadOfBoth(now time.Time, p *port, prior []float64, noNodes
 		sum.Rate += one.Rate
 	}
 	if sum.Shares == nil {
-		sum = estimate.Load{Shares: estimate.New(a.zones).Shares(prior, noNodes), Fixed: make([]float64, len(a.zones))}
+		sum = estimate.Load{Shares: estimate.Unreported(len(a.zones), prior, noNodes), Fixed: make([]float64, len(a.zones))}
 	}
 	return sum
 }

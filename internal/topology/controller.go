@@ -37,7 +37,7 @@ type Unmeasured struct{}
 
 // Shares implements Demand.
 func (Unmeasured) Shares(_ proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
-	return demand.Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
+	return demand.Estimate{Shares: estimate.Unreported(len(zones), prior, noNodes)}
 }
 
 // Config of a Controller.

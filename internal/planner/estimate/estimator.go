@@ -384,7 +384,7 @@ type Load struct {
 // Load estimates demand. New connections weigh as many as were counted within the memory of
 // the estimate; open ones at least as many as they are.
 func (e *Estimator) Load(q Question) Load {
-	l := Load{Shares: e.prior(q.Prior, q.NoNodes), Fixed: make([]float64, len(e.zones))}
+	l := Load{Shares: Unreported(len(e.zones), q.Prior, q.NoNodes), Fixed: make([]float64, len(e.zones))}
 	window, unknown, total := 0.0, 0.0, 0.0
 	for i := range e.zones {
 		if z := &e.zones[i]; l.Shares[i] > 0 || q.NoNodes == nil || !q.NoNodes[i] {
@@ -435,9 +435,10 @@ func (e *Estimator) load(i int, q Question) (rate, fixed float64) {
 	return rate, fixed
 }
 
-// prior returns sane shares that sum to 1, or 0 if no zone has nodes.
-func (e *Estimator) prior(prior []float64, noNodes []bool) []float64 {
-	shares, sum := make([]float64, len(e.zones)), 0.0
+// Unreported is the estimate for so many zones before anything is reported: sane shares that sum to 1, or 0 if no zone has nodes.
+// Prior and noNodes are as those of a Question.
+func Unreported(zones int, prior []float64, noNodes []bool) []float64 {
+	shares, sum := make([]float64, zones), 0.0
 	for even := range 2 {
 		for i := range shares {
 			shares[i] = 0
