@@ -263,7 +263,8 @@ func (m *market) zone(name locality.Zone) int {
 	return slices.IndexFunc(m.places, func(p *place) bool { return p.zone == string(name) })
 }
 
-// flows that the control plane has measured, each as a part of all, are those that endpoints have answered, within two points.
+// flows that the control plane has measured, each as a part of those of its zone, are those that endpoints have answered, within two
+// points: agents report in turn, so that for some seconds one zone is ahead of another.
 func (x *mix) flows(t *testing.T) {
 	var e struct {
 		Topology struct {
@@ -274,25 +275,22 @@ func (x *mix) flows(t *testing.T) {
 	if len(e.Topology.Plans) != 1 || e.Topology.Plans[0].Volume == nil {
 		t.Fatalf("no flows: %+v", e.Topology.Plans)
 	}
-	measured, opened := [3][3]float64{}, 0.0
+	measured := [3][3]float64{}
 	for _, w := range e.Topology.Plans[0].Volume.Ways {
-		from, to := x.zone(w.From), x.zone(w.To)
-		measured[from][to] += w.Opened
-		opened += w.Opened
+		measured[x.zone(w.From)][x.zone(w.To)] += w.Opened
 	}
 	x.mu.Lock()
-	answered, all := x.answered, 0
+	answered := x.answered
 	x.mu.Unlock()
-	for _, row := range answered {
-		for _, n := range row {
-			all += n
-		}
-	}
-	t.Logf("%.1f connections a second are measured of %v; by zones %.1f, answered %d", opened, x.rates, measured, answered)
+	t.Logf("connections a second by zones: %.1f; answered %d", measured, answered)
 	for from, row := range answered {
+		opened, all := 0.0, 0
 		for to, n := range row {
-			if is, want := measured[from][to]/opened, float64(n)/float64(all); math.Abs(is-want) > 0.02 {
-				t.Errorf("from zone %d to zone %d: %.3f of all connections are measured, endpoints have answered %.3f", from, to, is, want)
+			opened, all = opened+measured[from][to], all+n
+		}
+		for to, n := range row {
+			if is, want := measured[from][to]/opened, float64(n)/float64(all); math.IsNaN(is) || math.Abs(is-want) > 0.02 {
+				t.Errorf("from zone %d to zone %d: %.3f of the connections are measured, endpoints have answered %.3f", from, to, is, want)
 			}
 		}
 	}
