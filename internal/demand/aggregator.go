@@ -413,6 +413,13 @@ type Estimate struct {
 	Other float64
 }
 
+// Reported: agents or proxies have told of a port lately.
+func (a *Aggregator) Reported(name proxy.PortName) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ports[name] != nil
+}
+
 // Shares returns the estimate for an address family of a service port, for zones in ascending
 // order; for AnyFamily it is that of both together. prior
 // is what to believe as long as nothing is measured, noNodes marks zones without live

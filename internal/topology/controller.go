@@ -32,6 +32,13 @@ type Demand interface {
 	Shares(port proxy.PortName, family proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate
 }
 
+// Reporter is a Demand that says at once that nothing is known of a port, so that Shares are the prior. It must not block. A
+// *demand.Aggregator is one.
+type Reporter interface {
+	// Reported: something is known of the demand of a port.
+	Reported(port proxy.PortName) bool
+}
+
 // Unmeasured is the Demand of those who measure nothing: the prior.
 type Unmeasured struct{}
 
@@ -39,6 +46,9 @@ type Unmeasured struct{}
 func (Unmeasured) Shares(_ proxy.PortName, _ proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	return demand.Estimate{Shares: estimate.Unreported(len(zones), prior, noNodes)}
 }
+
+// Reported implements Reporter.
+func (Unmeasured) Reported(proxy.PortName) bool { return false }
 
 // Config of a Controller.
 type Config struct {

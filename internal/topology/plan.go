@@ -58,6 +58,8 @@ type unit struct {
 	long, mixed string
 	published   time.Time
 	replans     [planner.LastingGap + 1]uint64
+	// silent: nothing was known of its demand when it was looked at last. As long as that is so, what it gives stays.
+	silent bool
 }
 
 // plan brings the plan of a Service in the catalog up to its inputs, if it is to be
@@ -154,6 +156,17 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		if was := u.in.params.Utilisation; c.states(service) && c.stated(service, was) != was {
 			return false
 		}
+		silent := c.silent(serviceName(service), u.group.Ports, &u.in)
+		if silent && u.silent {
+			republisher := u.republisher
+			if republisher.Step(now, false, u.gap) != planner.Keep {
+				return false
+			}
+			c.mu.Lock()
+			u.republisher = republisher
+			c.mu.Unlock()
+			continue
+		}
 		demand := c.estimate(serviceName(service), familyOf(u.name.Family), u.group.Ports, &u.in, u.group)
 		problem := u.in.problem(&demand)
 		memory.again()
@@ -168,6 +181,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		}
 		c.mu.Lock()
 		u.republisher, u.now, u.gap, u.limit, u.rate = republisher, metrics, gap, limit, demand.rate
+		u.silent = silent && !demand.held
 		u.utilisation = u.in.utilisation(u.capacity, &demand, metrics.Worst)
 		c.mu.Unlock()
 		c.noteLong(key, service, u, u.group, &u.in)
@@ -303,7 +317,7 @@ func (c *Controller) evaluateGroup(
 		metrics, gap = s.plan.Metrics(), 0
 	}
 	return is, u, func() {
-		u.in, u.group, u.republisher = in, is, republisher
+		u.in, u.group, u.republisher, u.silent = in, is, republisher, false
 		u.now, u.gap, u.limit, u.rate = metrics, gap, limit, s.demand.rate
 		u.capacity, u.utilisation = params.Capacity, in.utilisation(params.Capacity, &s.demand, metrics.Worst)
 		if reason != planner.Keep {
@@ -647,6 +661,17 @@ func (c *Controller) estimate(service proxy.ServiceName, family proxy.Family, po
 		}
 	}
 	return e
+}
+
+// silent: nothing is known of the demand of ports, here and elsewhere, so that an estimate says what it said before.
+func (c *Controller) silent(service proxy.ServiceName, ports []string, in *input) bool {
+	demand, ok := c.demand.(Reporter)
+	if !ok || len(in.elsewhere.sites) > 0 || len(in.elsewhere.local) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(ports, func(port string) bool {
+		return demand.Reported(proxy.PortName{ServiceName: service, Port: port})
+	})
 }
 
 // minRate, in connections per second, weighs a belief against what is measured at

@@ -363,7 +363,7 @@ func (g *tallied) follow(t *Tally) {
 func (t *Tally) Idle() bool {
 	for i := range t.groups {
 		g := &t.groups[i]
-		if g.demand.measured || g.demand.held || t.c.estimate(t.service, g.family, g.ports, &g.in, g.plan).measured {
+		if g.demand.measured || g.demand.held || !t.c.silent(t.service, g.ports, &g.in) && t.c.estimate(t.service, g.family, g.ports, &g.in, g.plan).measured {
 			return false
 		}
 	}

@@ -12,7 +12,10 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
 // line of the Service web, as the catalog is now.
@@ -214,4 +217,55 @@ func TestTallyOfSites(t *testing.T) {
 			t.Errorf("%g connections, %g to the other site, %g stay (%g): %+v", total, elsewhere, home, l.InZone, l)
 		}
 	})
+}
+
+// reporting is a Demand that says whether anything is known, and counts questions.
+type reporting struct {
+	fakeDemand
+	known bool
+	asked int
+}
+
+func (r *reporting) Reported(proxy.PortName) bool { return r.known }
+
+func (r *reporting) Shares(port proxy.PortName, family proxy.Family, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
+	r.asked++
+	if !r.known {
+		return Unmeasured{}.Shares(port, family, zones, prior, noNodes)
+	}
+	return r.fakeDemand.Shares(port, family, zones, prior, noNodes)
+}
+
+// TestSilence: of a Service of whose demand nothing is known nobody asks again, until something is; then its plan is looked at.
+func TestSilence(t *testing.T) {
+	client := resourcetest.New()
+	client.Seed(equalNodes("abc")...)
+	client.Seed(adaptive(), sliceOf("web", "aaabbbccc"))
+	without := snapshotOfClient(t, client)
+	r := &reporting{fakeDemand: fakeDemand{rates: map[string]float64{"a": 10, "b": 10, "c": 10}}}
+	c := New(Config{Demand: r})
+	key := resource.Key{Namespace: "shop", Name: "web"}
+	client.Seed(planOf(t, c, without, key)[0])
+	s := snapshotOfClient(t, client)
+	planOf(t, c, s, key)
+	service, _ := s.Services.Get(key)
+	stands := func(want bool, asks int) {
+		t.Helper()
+		before := r.asked
+		if is := c.stands(key, service); is != want || r.asked-before != asks {
+			t.Errorf("stands %v after %d questions, want %v after %d", is, r.asked-before, want, asks)
+		}
+	}
+	stands(true, 1)
+	stands(true, 0)
+	stands(true, 0)
+	r.known = true
+	before := c.entries[key].units[0].rate
+	stands(true, 1)
+	if now := c.entries[key].units[0].rate; now != 30 || before != 0 {
+		t.Errorf("demand of %v, then %v, want 0 and 30", before, now)
+	}
+	r.known = false
+	stands(true, 1)
+	stands(true, 0)
 }
