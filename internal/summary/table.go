@@ -265,9 +265,11 @@ func (t *Table) more() <-chan struct{} {
 
 // begin to take the demand as it is now into the sums.
 func (t *Table) begin() {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	t.stepping = slices.AppendSeq(t.stepping[:0], maps.Keys(t.rows))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stepping = slices.AppendSeq(t.stepping[:0], maps.Keys(t.rows)); len(t.stepping) == 0 {
+		t.remember()
+	}
 }
 
 // stepAtOnce so many Services: changes come in between, as thousands take a second.

@@ -444,9 +444,10 @@ func largest(all []topology.Flow) (flows []topology.Flow, rest Rest) {
 	order := func(a, b topology.Flow) int {
 		return cmp.Or(cmp.Compare(size(&b), size(&a)), cmp.Compare(b.Guess, a.Guess), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	}
-	var others flowSums // whole numbers: their sum is the same in any order
+	var others flowSums                                                   // whole numbers: their sum is the same in any order
+	back := func(x float64) int64 { return int64(math.Round(x * micro)) } // what part was given
 	leave := func(f *topology.Flow) {
-		others.add(&flowSums{planned: whole(f.Planned), guess: whole(f.Guess), measured: whole(f.Measured), cost: whole(f.Cost), bytes: int64(f.Bytes), entries: 1}, 1)
+		others.add(&flowSums{planned: back(f.Planned), guess: back(f.Guess), measured: back(f.Measured), cost: back(f.Cost), bytes: int64(f.Bytes), entries: 1}, 1)
 	}
 	flows = make([]topology.Flow, 0, MostFlows+1)
 	for i := range all {
