@@ -248,6 +248,48 @@ func (r *rig) follow(scope Scope, rows map[string]json.RawMessage, have Position
 	return now
 }
 
+// TestCadence: after a large change all viewers wait as long as it takes at Rate, whenever they ask, and get the same state.
+func TestCadence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const zones = "abcdefghijklmnopqrstuvwxyz"
+		objects := []resource.Object{service("shop", "web", ""), slice("shop", "web", zones)}
+		for _, z := range zones {
+			objects = append(objects, node("n-"+string(z), string(z)))
+		}
+		r := newRig(t, objects...)
+		ask := func(have Position) (data json.RawMessage, now Position, again time.Duration) {
+			t.Helper()
+			data, now, again, err := r.table.Delta(everything, have)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return data, now, again
+		}
+		_, have, _ := ask(Position{})
+		r.client.Seed(slice("shop", "web", zones+zones[:13]))
+		time.Sleep(MostGap)
+		synctest.Wait()
+		data, have, _ := ask(have)
+		gap := Gap(len(data))
+		if gap < 2*Frame {
+			t.Fatalf("a change of %d bytes is too small for this test", len(data))
+		}
+		r.client.Seed(slice("shop", "web", zones))
+		time.Sleep(gap - Frame/2)
+		synctest.Wait()
+		if data, now, again := ask(have); data != nil || now != have || again <= 0 || again > Frame {
+			t.Errorf("before the time: %d bytes, position %v after %v, again in %v", len(data), now, have, again)
+		}
+		if data, now, _ := ask(Position{}); data == nil || now != have {
+			t.Errorf("another viewer has %d bytes, position %v, want that of the first, %v", len(data), now, have)
+		}
+		time.Sleep(Frame)
+		if data, now, _ := ask(have); data == nil || now == have {
+			t.Errorf("after the time: %d bytes, position %v", len(data), now)
+		}
+	})
+}
+
 // TestServices: what queries find, in which order, a page at a time, and what a scope hides.
 func TestServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
