@@ -106,7 +106,7 @@ func (p *packed) add(to map[way]*flowSums, sign int64) {
 		}
 	}
 	for _, f := range p.counted {
-		add(f.way, flowSums{measured: whole(float64(f.measured)), cost: whole(float64(f.cost)), bytes: int64(min(f.bytes, 1e13))})
+		add(f.way, flowSums{measured: whole(float64(f.measured)), cost: whole(float64(f.cost)), bytes: int64(math.Round(float64(min(f.bytes, 1e13))))})
 	}
 }
 
