@@ -70,7 +70,7 @@ func (b *bench) viewers(ctx context.Context) error {
 		b.atMost(of+"write p50", l.writes.quantile(0.5), 0, "%.2f ms")
 		b.atMost(of+"live memory", l.memory, 0, "%.0f MB")
 		switch n {
-		case 0:
+		case 0: // beside which the others are
 		case 1:
 			b.atMost(of+"sent to it", l.bytes, goalViewer, "%.1f kB/s")
 			b.atMost(of+"write sent → frame p50", l.frames.quantile(0.5), 0, "%.0f ms") // as many as the goal of bytes allows
@@ -196,7 +196,7 @@ func (v *viewed) live(ctx context.Context) (float64, error) {
 	return 0, errors.Join(lines.Err(), errors.New("/metrics has no go_gc_heap_live_bytes"))
 }
 
-// settle until the process does little: it plans what was created.
+// settle until the process does little: it plans what was created. It is an error if it goes on for minutes.
 func (v *viewed) settle(ctx context.Context) error {
 	const window, little, most = 3 * time.Second, 0.2, 5 * time.Minute
 	before, err := v.p.cpu()
@@ -210,7 +210,7 @@ func (v *viewed) settle(ctx context.Context) error {
 		}
 		before = now
 	}
-	return err
+	return errors.Join(err, fmt.Errorf("it is busy after %s, and nobody asks for anything", most))
 }
 
 // look on with n viewers while objects change.

@@ -10,8 +10,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
-// micro is the unit of rates and of money in sums: millionths.
-const micro = 1e6
+// micro is the unit of rates and of money in sums, millionths, and centi that of bytes a second, which are many more.
+const micro, centi = 1e6, 1e2
 
 // whole number of millionths. Rates are bounded, so that sums of 100,000 Services cannot overflow.
 func whole(x float64) int64 {
@@ -106,11 +106,11 @@ func (p *packed) add(to map[way]*flowSums, sign int64) {
 		}
 	}
 	for _, f := range p.counted {
-		add(f.way, flowSums{measured: whole(float64(f.measured)), cost: whole(float64(f.cost)), bytes: int64(math.Round(float64(min(f.bytes, 1e13))))})
+		add(f.way, flowSums{measured: whole(float64(f.measured)), cost: whole(float64(f.cost)), bytes: int64(math.Round(min(float64(f.bytes), 1e11) * centi))})
 	}
 }
 
-// flowSums of a way, in millionths; bytes are whole.
+// flowSums of a way, in millionths; bytes in hundredths.
 type flowSums struct {
 	planned, guess, measured, cost int64
 	bytes                          int64
@@ -334,7 +334,7 @@ func (s *sums) list(names []locality.Zone, ordered bool) []topology.Flow {
 	out := make([]topology.Flow, 0, len(s.flows))
 	for w, f := range s.flows {
 		out = append(out, topology.Flow{
-			From: names[w.from], To: names[w.to], Planned: part(f.planned), Guess: part(f.guess), Measured: part(f.measured), Cost: part(f.cost), Bytes: float64(f.bytes),
+			From: names[w.from], To: names[w.to], Planned: part(f.planned), Guess: part(f.guess), Measured: part(f.measured), Cost: part(f.cost), Bytes: float64(f.bytes) / centi,
 		})
 	}
 	if ordered {

@@ -444,10 +444,10 @@ func largest(all []topology.Flow) (flows []topology.Flow, rest Rest) {
 	order := func(a, b topology.Flow) int {
 		return cmp.Or(cmp.Compare(size(&b), size(&a)), cmp.Compare(b.Guess, a.Guess), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	}
-	var others flowSums                                                   // whole numbers: their sum is the same in any order
-	back := func(x float64) int64 { return int64(math.Round(x * micro)) } // what part was given
+	var others flowSums // whole numbers: their sum is the same in any order
+	back := func(x, unit float64) int64 { return int64(math.Round(x * unit)) }
 	leave := func(f *topology.Flow) {
-		others.add(&flowSums{planned: back(f.Planned), guess: back(f.Guess), measured: back(f.Measured), cost: back(f.Cost), bytes: int64(f.Bytes), entries: 1}, 1)
+		others.add(&flowSums{planned: back(f.Planned, micro), guess: back(f.Guess, micro), measured: back(f.Measured, micro), cost: back(f.Cost, micro), bytes: back(f.Bytes, centi), entries: 1}, 1)
 	}
 	flows = make([]topology.Flow, 0, MostFlows+1)
 	for i := range all {
@@ -467,7 +467,7 @@ func largest(all []topology.Flow) (flows []topology.Flow, rest Rest) {
 	}
 	rest.Flows = int(others.entries)
 	rest.Planned, rest.Guess, rest.Measured, rest.Cost = part(others.planned), part(others.guess), part(others.measured), part(others.cost)
-	rest.Bytes = float64(others.bytes)
+	rest.Bytes = float64(others.bytes) / centi
 	return flows, rest
 }
 

@@ -318,12 +318,9 @@ func TestNumbersAgree(t *testing.T) {
 type comparison []string
 
 // near compares what is shown with a value. Streams have three digits.
-func (c *comparison) near(what, cell string, want float64) { c.within(what, cell, want, 0) }
-
-// within is near for sums of what was rounded before.
-func (c *comparison) within(what, cell string, want, rounded float64) {
+func (c *comparison) near(what, cell string, want float64) {
 	x, half, err := number(cell)
-	if err != nil || math.Abs(x-want) > max(half, 0.005*math.Abs(want))+rounded+1e-9 {
+	if err != nil || math.Abs(x-want) > max(half, 0.005*math.Abs(want))+1e-9 {
 		*c = append(*c, fmt.Sprintf("%s: %q, want %v", what, cell, want))
 	}
 }
@@ -533,13 +530,11 @@ func (c *cluster) compareFlows(flows [][]string, columns []string) []string {
 			if column >= 0 && row >= 0 {
 				cell = flows[row][column]
 			}
-			rounded := 0.0
 			if number, unit, ok := strings.Cut(strings.TrimSuffix(cell, "/s"), "\u202f"); ok && name == "bytes" {
-				scale := map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-				x[k] /= scale
-				cell, rounded = number, 0.5*float64(len(c.services))/scale // those of each Service are whole
+				x[k] /= map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+				cell = number
 			}
-			out.within(fmt.Sprintf("flow %s → %s: %s", p.from, p.to, name), cell, x[k], rounded)
+			out.near(fmt.Sprintf("flow %s → %s: %s", p.from, p.to, name), cell, x[k])
 		}
 		for _, f := range flows {
 			if _, ok := want[pair{f[0], f[1]}]; !ok && column >= 0 {
