@@ -30,6 +30,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
+// consoleFor is how long a console serves, if nothing else is said.
+const consoleFor = 8 * time.Hour
+
 func newConsole(s *settings) *cobra.Command {
 	var noBrowser, write bool
 	var ttl time.Duration
@@ -61,7 +64,7 @@ pasted; their --console=false removes them there.`,
 	f := cmd.Flags()
 	f.BoolVar(&noBrowser, "no-browser", false, "print the address and start no browser")
 	f.BoolVar(&write, "write", false, "let the console set topology modes, shift zones and confirm held deletions, as far as the kubeconfig's user may")
-	f.DurationVar(&ttl, "ttl", 8*time.Hour, "time after which it ends")
+	f.DurationVar(&ttl, "ttl", consoleFor, "time after which it ends")
 	for _, name := range []string{"write", "ttl"} {
 		_ = f.SetAnnotation(name, commandLineOnly, nil) // the flag is there
 	}
@@ -74,6 +77,11 @@ func (s *settings) console(ctx context.Context, browser, write bool, ttl time.Du
 	if err != nil {
 		return err
 	}
+	return s.consoleOf(ctx, cfg, browser, write, ttl)
+}
+
+// consoleOf the API of a configuration.
+func (s *settings) consoleOf(ctx context.Context, cfg *rest.Config, browser, write bool, ttl time.Duration) error {
 	log, err := s.logger()
 	if err != nil {
 		return err

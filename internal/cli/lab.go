@@ -33,7 +33,7 @@ and IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	cmd.PersistentFlags().StringVar(&name, "lab", defaultLab, "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
 		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name), newLabStop(s, &name),
-		newLabLink(s, &name), newLabExec(&name), newLabRelay(s))
+		newLabLink(s, &name), newLabExec(&name), newLabConsole(s, &name), newLabRelay(s))
 	return cmd
 }
 

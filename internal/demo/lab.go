@@ -242,6 +242,8 @@ func (d *labDemo) whatNext(once bool) {
 	d.screen.line("  ip netns exec pxlab-%s-client-a curl -s http://%s", d.name, d.lab.VIPOf(client))
 	d.screen.line("  %s trace %s --data-dir %s", d.exe, d.lab.VIPOf(client), d.lab.DataDir("a-1"))
 	d.screen.line("  %s lab status --lab %s                # also: heal zone-b, cut zone-a zone-c, kill global", d.exe, d.name)
+	d.screen.line("  %s lab exec --lab %s a-1 -- proxima top services   # what goes where, as it changes", d.exe, d.name)
+	d.screen.line("  %s lab console --lab %s zone-a        # the same in a browser, with the reasons", d.exe, d.name)
 	d.screen.line("")
 	d.screen.line("Ctrl-C ends the demo and removes everything.")
 }

@@ -2,11 +2,15 @@ package lab_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,6 +150,7 @@ func TestIPv4Only(t *testing.T) {
 	if z := s.Zones[0]; s.VIP6 != "" || z.IPv6 != nil || z.Nodes[0].Address6 != "" {
 		t.Errorf("IPv6 in a lab of IPv4: %+v", s)
 	}
+	consoleOf(t)
 	again, err := lab.Open(labName()) // opening it again yields the same
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +158,52 @@ func TestIPv4Only(t *testing.T) {
 	defer again.Close()
 	if err := again.Heal(t.Context(), ""); err != nil || again.VIP6() != "" {
 		t.Errorf("healed: %v; IPv6 address %q", err, again.VIP6())
+	}
+}
+
+// consoleOf the lab: the pages and what they ask for are served on this machine's loopback.
+func consoleOf(t *testing.T) {
+	t.Helper()
+	p := testkit.Start(t, nil, testkit.Binary(t), "lab", "console", "--lab", labName())
+	at, err := url.Parse(strings.TrimSpace(p.FirstLine()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	origin := "http://" + at.Host
+	ask := func(method, path, body, secret string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, origin+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if method == http.MethodPost {
+			r.Header.Set("Origin", origin)
+			r.Header.Set("Content-Type", "application/json")
+		}
+		if secret != "" {
+			r.Header.Set("Authorization", "Bearer "+secret)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	if code, text := ask(http.MethodGet, at.Path, "", ""); code != http.StatusOK || !strings.Contains(text, "<!doctype html>") {
+		t.Errorf("%s: %d %.200s", at.Path, code, text)
+	}
+	var session struct{ Secret string }
+	code, text := ask(http.MethodPost, at.Path+"session", `{"code": "`+strings.TrimPrefix(at.Fragment, "code=")+`"}`, "")
+	if err := json.Unmarshal([]byte(text), &session); err != nil || code != http.StatusOK {
+		t.Fatalf("exchange of the code: %d %.200s", code, text)
+	}
+	if code, text := ask(http.MethodGet, "/proxima/v1/summary/zones", "", session.Secret); code != http.StatusOK || !strings.Contains(text, `"zone-a"`) {
+		t.Errorf("zones: %d %.300s", code, text)
 	}
 }
 

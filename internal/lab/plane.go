@@ -185,15 +185,44 @@ func (l *Lab) KubeconfigOf(zoneName string) (string, error) {
 // Client of the control plane that the nodes of a zone join, from its own machine. An empty
 // name is the only control plane, or global.
 func (l *Lab) Client(zoneName string) (resource.Client, error) {
-	p := l.spec.central()
-	if zoneName != "" {
-		t, err := l.spec.find(zoneName)
-		if err != nil {
-			return nil, err
-		}
-		p = l.spec.planeOf(t.zone)
+	p, err := l.planeFor(zoneName)
+	if err != nil {
+		return nil, err
 	}
 	return l.clientOf(p)
+}
+
+// Config of an administrator of the same control plane as that of Client, with connections from the machine that it runs on.
+func (l *Lab) Config(zoneName string) (*rest.Config, error) {
+	p, err := l.planeFor(zoneName)
+	if err != nil {
+		return nil, err
+	}
+	return l.configOf(p)
+}
+
+func (l *Lab) planeFor(zoneName string) (plane, error) {
+	if zoneName == "" {
+		return l.spec.central(), nil
+	}
+	t, err := l.spec.find(zoneName)
+	if err != nil {
+		return plane{}, err
+	}
+	return l.spec.planeOf(t.zone), nil
+}
+
+func (l *Lab) configOf(p plane) (*rest.Config, error) {
+	ns := l.ns.open[p.place]
+	if ns == nil {
+		return nil, fmt.Errorf("the namespace of %s is gone: take the lab down and up again", p.place)
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig(p))
+	if err != nil {
+		return nil, err
+	}
+	cfg.Dial = ns.DialContext
+	return cfg, nil
 }
 
 // connection is a client of a control plane's API.
@@ -209,11 +238,7 @@ func (l *Lab) clientOf(p plane) (*kubeclient.Client, error) {
 	if c, ok := l.clients[p.place]; ok {
 		return c.Client, nil
 	}
-	ns := l.ns.open[p.place]
-	if ns == nil {
-		return nil, fmt.Errorf("the namespace of %s is gone: take the lab down and up again", p.place)
-	}
-	cfg, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig(p))
+	cfg, err := l.configOf(p)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +246,7 @@ func (l *Lab) clientOf(p plane) (*kubeclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := connection{transport: &http.Transport{TLSClientConfig: tls, ForceAttemptHTTP2: true, DialContext: ns.DialContext}}
+	c := connection{transport: &http.Transport{TLSClientConfig: tls, ForceAttemptHTTP2: true, DialContext: cfg.Dial}}
 	cfg = &rest.Config{Host: cfg.Host, BearerToken: cfg.BearerToken, BearerTokenFile: cfg.BearerTokenFile, Transport: c.transport, QPS: -1,
 		WarningHandler: rest.NoWarnings{}}
 	if c.Client, err = kubeclient.New(cfg, kind.All()); err != nil {
