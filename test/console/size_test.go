@@ -1,7 +1,6 @@
 package console
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -55,7 +54,7 @@ func TestSize(t *testing.T) {
 	for name, limit := range map[string]float64{"first paint": 300, "frame while scrolling, p95": 33, "key to rows": 150, "heap in MB": 60} {
 		all := slices.Sorted(slices.Values(took[name]))
 		median := all[len(all)/2]
-		t.Log(fmt.Sprintf("%s: %.0f (limit %.0f)", name, median, limit))
+		t.Logf("%s: %.0f (limit %.0f)", name, median, limit)
 		if median > slack*limit {
 			t.Errorf("%s: %.0f, limit %.0f", name, median, slack*limit)
 		}
